@@ -5,18 +5,20 @@ changed: then training depends on what training has written. A cache that is wri
 """
 
 import builtins
+import fcntl
 import functools
 import inspect
 import io
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module
+from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, namespace
 
 MAX_FILES = 1024  # files written while training that are remembered, at most
 READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
@@ -106,3 +108,27 @@ def _is_called_by_user() -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def hears_a_process(value: Any) -> bool:
+    """Return whether an object reads a pipe or a socket, or has such as a public attribute.
+
+    Another process may be at its other end, and have state of its own.
+    """
+    members = [each for name, each in namespace(value).items() if not name.startswith("_")]
+    return any(_reads_a_pipe(each) for each in (value, *members))
+
+
+def _reads_a_pipe(value: Any) -> bool:
+    if not hasattr(type(value), "fileno"):
+        return False
+    readable = getattr(value, "readable", True)
+    try:
+        number = value.fileno()
+        mode = os.fstat(number).st_mode
+        flags = fcntl.fcntl(number, fcntl.F_GETFL)
+        is_read = readable() if callable(readable) else readable
+    except (OSError, ValueError, TypeError, AttributeError):  # closed, or no file of the system's
+        return False
+    is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return bool(is_read) and is_pipe and flags & os.O_ACCMODE != os.O_WRONLY

@@ -136,7 +136,10 @@ class Row:
         self.file = io.StringIO()
 
 
-UNSAVED = ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
+UNSAVED = (
+    ", which no checkpoint can hold: a resumed run starts with what the program makes there "
+    "itself; keep numbers, text, "
+)
 
 
 def told(capsys, state: UserState) -> list[str]:

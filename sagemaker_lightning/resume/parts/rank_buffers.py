@@ -115,6 +115,10 @@ class RankBuffers(Part):
                 buffer.copy_(value)
             elif value is not None:
                 buffer.data = value.to(buffer)
+            # A checkpoint that had it has it from now on, also if Lightning had loaded it before.
+            own_name = name.removeprefix("model.")
+            if value is not None and own_name in self.at_start:
+                self.at_start[own_name] = b""
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each buffer."""

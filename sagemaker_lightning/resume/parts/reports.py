@@ -31,12 +31,13 @@ from sagemaker_lightning.state import (
     replaced_code,
 )
 from sagemaker_lightning.state.graph import fingerprints
-from sagemaker_lightning.state.graph.encoding import Unsaved
-from sagemaker_lightning.state.graph.kinds.base import class_name
-from sagemaker_lightning.state.graph.nodes import OBJECT, Node, has_position
+from sagemaker_lightning.state.graph.encoding import Unsaved, speaker_of
+from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
+from sagemaker_lightning.state.graph.nodes import LIBRARYS, OBJECT, Node, has_position
 from sagemaker_lightning.state.graph.state import GraphState, is_table
-from sagemaker_lightning.state.object_graph import owner_of
-from sagemaker_lightning.state.outside_process import OutsideState
+from sagemaker_lightning.state.module_variables import CACHE
+from sagemaker_lightning.state.object_graph import is_library_class, owner_of
+from sagemaker_lightning.state.outside_process import OutsideState, hears_a_process
 from sagemaker_lightning.state.package_variables import PackageVariables
 
 CALLED = *object_graph.CODE, functools.partial
@@ -44,14 +45,18 @@ MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_sta
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
 NO_CHECKPOINT = ", which no checkpoint can hold: a resumed run starts"
 INSTEAD = f"; keep numbers, text, arrays, tensors, tuples and dataclasses there, or {HINT}"
-UNSAVED = f"{NO_CHECKPOINT} without it{INSTEAD}"
+UNSAVED = f"{NO_CHECKPOINT} with what the program makes there itself{INSTEAD}"
 """What is said of a value that is not saved."""
 UNSAVED_CHANGE = f"{NO_CHECKPOINT} with its first value{INSTEAD}"
 """What is said of a value in whose place a resumed run has what it makes there itself."""
+RESULTS_KEPT = (
+    "keeps results, and no checkpoint has them: a resumed run computes them again; if they depend "
+    "on more than the arguments, keep them"
+)
 FUNCTION_MADE = (
     "has got a function or a class while training that the model has nowhere at its start, and no "
-    "checkpoint names one: a resumed run starts without it; keep all that it may be in an "
-    "attribute from the start, such as in a dict"
+    "checkpoint names one: a resumed run starts with what the program makes there itself; keep "
+    "all that it may be in an attribute from the start, such as in a dict"
 )
 
 
@@ -78,6 +83,8 @@ class Reports:
         """How often variables of packages were asked for since the start."""
         self.reported: set[Any] = set()
         """What a message was printed for."""
+        self.has_looked = False
+        """Whether the objects of the start were asked for what nobody can tell of them."""
         self.waits = False
         """Whether variables are compared at the next checkpoint, and not now."""
 
@@ -168,8 +175,7 @@ class Reports:
         for name in names:
             if name not in self.reported and self.trainer.is_global_zero:
                 text = (
-                    f"{name} keeps results, and no checkpoint has them: a resumed run computes "
-                    "them again; if they depend on more than the arguments, keep them"
+                    f"{name} {RESULTS_KEPT}"
                     if name.endswith(module_variables.IS_CACHE)
                     else f"{name} changes while training, and no checkpoint has it: a resumed run "
                     "starts with its first value; keep it"
@@ -199,6 +205,8 @@ class Reports:
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CALLED)
+            else f"{RESULTS_KEPT} in an attribute, or {HINT}"
+            if isinstance(each.refused, CACHE)
             else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}"
             + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
             for each in self.state.unsaved
@@ -216,6 +224,32 @@ class Reports:
                 continue
             self.reported.add((owner_name, name_of_users))
             log.warning(f"{owner_name}.{name_of_users} {reason}")
+
+    def warn_of_untold(self) -> None:
+        """Warn, once, of objects that no checkpoint holds and whose changes nobody can tell.
+
+        They are those that a user's object has at the start of training.
+        """
+        if self.has_looked or not self.trainer.is_global_zero:
+            return
+        self.has_looked = True
+        for node in self.state.begin().nodes.values():
+            parent = node.parent
+            if node.kind is not LIBRARYS or parent is None or not _is_users(holder_of(node)):
+                continue
+            if hears_a_process(node.value):
+                what = "reads from another process, whose state no checkpoint has"
+            elif fingerprints.is_running(node.value) and not speaker_of(node):
+                what = "holds what nobody can read, and no checkpoint has"
+            else:
+                continue
+            step = parent.kind.step(parent.note, parent.parts, node.index)
+            name = ".".join(filter(None, users_name(parent, step.lstrip("."))))
+            log.warning(
+                f"warning: {name} is {with_article(kind_text(node.value))}, which {what}: "
+                "a resumed run has the one that the program makes at its start; if training "
+                f"depends on it, {HINT}"
+            )
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
@@ -294,6 +328,22 @@ class Reports:
             self.reported |= {path} if is_half_done else set()
 
 
+def holder_of(node: Node) -> Node | None:
+    """Return the object with attributes that leads to another object; None if there is none."""
+    parent = node.parent
+    while parent is not None and parent.kind is not OBJECT:
+        parent = parent.parent
+    return parent
+
+
+def _is_users(holder: Node | None) -> bool:
+    """Return whether an object is of a user's class, or has the variables of a user's code."""
+    if holder is None:
+        return False
+    owner = owner_of(holder.value)
+    return object_graph.has_variables(owner) or not is_library_class(type(owner))
+
+
 def users_name(node: Node | None, name: str) -> tuple[str, str]:
     """Return the class of the user's object that holds an object's attribute, and in which of its.
 
@@ -367,6 +417,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     if not unsaved.is_part:
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
         is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
+        is_changed = is_changed or fingerprints.is_running(unsaved.value)
         return is_array or is_changed or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     return not is_librarys or unsaved.path.startswith("loggers.")

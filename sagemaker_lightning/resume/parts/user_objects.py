@@ -6,6 +6,7 @@ changed since, or if hooks at the start have computed it from the weights.
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
@@ -26,9 +27,10 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.kinds.objects import SPACES
-from sagemaker_lightning.state.graph.nodes import scan
+from sagemaker_lightning.state.graph.nodes import CODE, LIBRARYS, scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
 from sagemaker_lightning.state.graph.text import Record
+from sagemaker_lightning.state.module_variables import CACHE
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -91,9 +93,14 @@ class UserObjects(Part):
         if point:
             self.reports.report_made_anew()
             self.reports.report_variables()
+            self.reports.warn_of_untold()
         return {
             "graph": graph,
-            "unsaved": {f"{each.path}.{each.name}": each.kind for each in self.graph.unsaved},
+            "unsaved": {
+                f"{each.path}.{each.name}": each.kind
+                for each in self.graph.unsaved
+                if not isinstance(each.refused, CACHE)  # results are computed again
+            },
             "computed": self._computed_and_unchanged(),
             "made": sorted(self._made()),
         }
@@ -128,6 +135,25 @@ class UserObjects(Part):
         modules = (node.value for node in self.graph.begin().nodes.values())
         self.grown = GrownModules(each for each in modules if isinstance(each, nn.Module))
         self.graph.restore(self.resumed.of(self)["graph"], parts_of_modules)
+
+    @contextmanager
+    def attributes_kept(self) -> Iterator[None]:
+        """Have modules keep the objects of the start whose state a `set_extra_state` replaces.
+
+        They get what was saved of them in place, as one object under all of their names.
+        """
+        before = [
+            (module, dict(vars(module)))
+            for module in self.trainer.lightning_module.modules()
+            if type(module).set_extra_state is not nn.Module.set_extra_state
+        ]
+        yield
+        nodes = self.graph.begin().nodes if before else {}
+        for module, attributes in before:
+            for name, value in attributes.items():
+                node = nodes.get(id(value))
+                if node is not None and node.kind not in (CODE, LIBRARYS):
+                    vars(module)[name] = value
 
     def removed_members(self) -> set[str]:
         """Return the paths of what modules have lost while training.

@@ -104,7 +104,8 @@ class Weights(Part):
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
                 "checkpoints away to start anew"
             )
-        model.load_state_dict(state, strict=False)
+        with self.run.part(UserObjects).attributes_kept():
+            model.load_state_dict(state, strict=False)
         self.later = {}
         self.trained = None
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
 from sagemaker_lightning.state.graph.kinds.code import FACTORIES
 from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind, has_order
-from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
-from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
+from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, says_its_state
+from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.graph.text import Record
@@ -63,6 +64,8 @@ def restore(
         decoder = _Decoder(start, record, accept, made)
         decoder.build_all()
         decoder.fill_all()
+    with refusing(runs_users_code=True):
+        decoder.set_states()
     return Restored(
         sorted(decoder.missing), decoder.new_objects(), decoder.filled, decoder.reordered
     )
@@ -224,6 +227,20 @@ class _Decoder:
         for number, kind in enumerate(self.kinds):
             if self.is_made[number] and isinstance(self.made[number], torch.jit.ScriptModule):
                 self._fill(number, kind)
+
+    def set_states(self) -> None:
+        """Give objects the state that they have said themselves, those that others hold first."""
+        for number, entry in reversed([*enumerate(self.entries)]):
+            _, path, note, references, _ = entry
+            if not isinstance(note, dict) or "state" not in note or not self.is_made[number]:
+                continue
+            if path is not None and self.accept(entry) is None:
+                continue
+            value = self.made[number]
+            if self.kinds[number] is not OBJECT or not says_its_state(type(value)):
+                raise refusal("a state")
+            with suppress(_Missing):
+                value.__setstate__(self.value(references[-1]))
 
     def _fill(self, number: int, kind: Kind) -> None:
         entry = self.entries[number]

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.graph import atoms, text
+from sagemaker_lightning.state.graph import atoms, fingerprints, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
 from sagemaker_lightning.state.graph.kinds.code import NAMES_OF_FACTORIES
@@ -34,7 +34,7 @@ from sagemaker_lightning.state.graph.kinds.containers import (
     may_be_address,
 )
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
-from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind
+from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, says_its_state
 from sagemaker_lightning.state.graph.kinds.views import (
     ArrayViewKind,
     TensorViewKind,
@@ -206,6 +206,10 @@ class Encoder:
         self.first_of: dict[int, int] = {}
         """For what cannot be saved because of a part of it: the id of that."""
         self.origins: set[int] = set()
+        self.holders: dict[int, list[int]] = {}
+        """For what drafts refer to: what they are drafts of, by what it is known."""
+        self.says_state: dict[int, bool] = {}
+        """Which objects were asked for their own state, and whether that is saved."""
         self.losing: set[int] = set()
         """What cannot be saved because of a part of it, and holds more than such parts."""
         self.unsaved: list[Unsaved] = []
@@ -331,7 +335,8 @@ class Encoder:
             return Draft(path, note, parts, self._refer(parts)[1], self._content(node))
         mark = (node.mark or self.start.mark(node)) if before.mark else b""
         if kind is LIBRARYS:
-            if mark != before.mark:
+            is_running = fingerprints.is_running(node.value)
+            if mark != before.mark or (is_running and speaker_of(node)):
                 raise NotSaved(kind_text(node.value))
             return None
         is_same = mark == before.mark and self.are_same(before, node)
@@ -500,24 +505,25 @@ class Encoder:
 
     def refuse_holders(self) -> None:
         """Leave out what refers to something that cannot be saved, and note its name."""
-        for key in [key for key in self.refused if not self._is_new(key) and key in self.nodes]:
-            self._note(self.nodes[key], None, key)
         if not self.refused:
             return
         self.origins = set(self.refused)
-        holders: dict[int, list[int]] = {}
-        for key, each in self.drafts.items():
-            for part in each.parts:
-                if type(part) not in SCALARS:
-                    holders.setdefault(id(part), []).append(key)
+        self._note_holders(self.drafts)
+        for key in [key for key in self.refused if not self._is_new(key) and key in self.nodes]:
+            if not self._says_state(self.nodes[key]):
+                self._note(self.nodes[key], None, key)
         waiting = deque(self.refused)
         while waiting:
             key = waiting.popleft()
-            for holder in holders.get(key, ()):
+            for holder in list(self.holders.get(key, ())):
                 draft = self.drafts.get(holder)
                 if draft is None or not (self._is_new(key) or key not in self.nodes):
                     continue
                 node = self.nodes[holder]
+                if self._says_state(node):
+                    if self._leave_to_state(holder, key):
+                        waiting.append(holder)
+                    continue
                 if self._keep_first(holder, key):
                     self._note(node, None, key, is_first=True)
                     continue
@@ -534,6 +540,79 @@ class Encoder:
                     waiting.append(holder)
                 else:
                     self._note(node, None, key, loses=holder in self.losing)
+
+    def _note_holders(self, drafts: Iterable[int]) -> None:
+        for key in drafts:
+            for part in self.drafts[key].parts:
+                if type(part) not in SCALARS:
+                    self.holders.setdefault(id(part), []).append(key)
+
+    def _says_state(self, node: Node) -> bool:
+        """Draft what an object says of its own state, and return True, if that can be saved.
+
+        Args:
+            node: What cannot be saved, or holds such: the object, or what it leads to.
+        """
+        speaker = speaker_of(node)
+        if speaker is None:
+            return False
+        key = id(speaker.value)
+        if key not in self.says_state:
+            self.says_state[key] = self._draft_state(key, speaker)
+        return self.says_state[key]
+
+    def _leave_to_state(self, holder: int, key: int) -> bool:
+        """Leave out what a state has, or is to have; return whether its holder is refused, too.
+
+        Args:
+            holder: By what is known what leads to something that cannot be saved.
+            key: By what that is known.
+        """
+        draft = self.drafts[holder]
+        if key not in map(id, draft.parts):
+            return False  # what it says of its state has taken the place of that
+        del self.drafts[holder]
+        if holder in self.says_state:
+            self.says_state[holder] = False
+            if draft.path is not None:
+                self._note(self.nodes[holder], None, key)
+        if draft.path is None:
+            self.refused[holder] = self.refused[key]
+        return draft.path is None
+
+    def _draft_state(self, key: int, node: Node) -> bool:
+        """Draft what an object's `__getstate__` returns; return whether that can be saved."""
+        refused = dict(self.refused)
+        found: dict[int, Node] = {}
+        try:
+            holder = [node.value.__getstate__()]
+            found = scan({node.path: holder}, self.start.skip, self.start.nodes, self.nodes)
+            self.nodes |= found
+            drafts = {
+                each: self._of_new(part)
+                for each, part in found.items()
+                if each not in self.by_others and each not in NAMES_OF_FACTORIES
+            }
+            parts = (part for draft in drafts.values() for part in draft.parts)
+            if not self.refused.keys().isdisjoint(map(id, parts)):
+                raise NotSaved(kind_text(node.value))
+            is_new = self._is_new(key)
+            note = node.kind.note_of_new(node.value, []) if is_new else {"names": []}
+        except Exception:  # what code of the user's raises, or NotSaved: it is said as of others
+            self.refused = refused
+            for each in found:
+                self.nodes.pop(each, None)
+                self.references.pop(each, None)
+            return False
+        of_holder = drafts.pop(id(holder))
+        path = None if is_new else self.start.paths[key]
+        self.drafts |= drafts
+        self.drafts[key] = Draft(
+            path, note | {"state": True}, of_holder.parts, of_holder.references, None
+        )
+        self.kept.append(holder)
+        self._note_holders([*drafts, key])
+        return True
 
     def _keep_first(self, holder: int, key: int) -> bool:
         """Have a container hold what the program makes at that place, and return True if it does.
@@ -676,6 +755,14 @@ class Encoder:
         if shared:
             record["shared"] = shared
         return record
+
+
+def speaker_of(node: Node) -> Node | None:
+    """Return the object that says its own state and leads to an object, or is it."""
+    each: Node | None = node
+    while each is not None and not (each.kind is OBJECT and says_its_state(type(each.value))):
+        each = each.parent
+    return each
 
 
 def _wrap_the_same(first: Any, second: Any) -> bool:

@@ -1,6 +1,7 @@
 """Hashes that tell, within a process, whether content has changed."""
 
 import contextvars
+import gc
 import hashlib
 import multiprocessing.synchronize
 import pickle
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
+from sagemaker_lightning.state.caches import kept
+from sagemaker_lightning.state.object_graph import LIBRARIES
 
 HASHED_IN_FULL = 1 << 20
 """Bytes, at most, of which a cryptographic hash is taken; of more, a checksum."""
@@ -33,6 +36,9 @@ LOCK = type(threading.Lock())
 LOCKS = LOCK, type(threading.RLock())
 COUNTED = threading.Semaphore, multiprocessing.synchronize.Semaphore
 """What has a count that code takes from and gives to."""
+PYTHONS = {"builtins", *sys.stdlib_module_names}
+OF_CODE = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType
+NUMBERS_AND_TEXT = int, float, bool, str, bytes
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
 
@@ -101,10 +107,13 @@ class _Checksum:
         self.checksum = 0
 
     def write(self, content: Any) -> None:
-        self.length += len(content)
+        self.count(len(content))
+        self.checksum = zlib.crc32(content, self.checksum)
+
+    def count(self, length: int) -> None:
+        self.length += length
         if self.limit is not None and self.length > self.limit:
             raise _Unlike
-        self.checksum = zlib.crc32(content, self.checksum)
 
     def digest(self) -> bytes:
         return b"%d %d" % (self.length, self.checksum)
@@ -134,6 +143,7 @@ def of_plain_data(value: Any) -> bytes:
 class _ShallowPickler(pickle.Pickler):
     """Pickles an object; of the others that it refers to and that are known, their names."""
 
+    file: _Checksum
     known: dict[int, Any]
     value: Any
 
@@ -167,6 +177,96 @@ class _HolderPickler(_ShallowPickler):
         return NotImplemented
 
 
+class _ShownPickler(_HolderPickler):
+    """Pickles what an object of C code shows of what it holds; of what is unfit, the class."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, (Tensor, np.ndarray)) and id(value) not in self.known:
+            self.file.count(value.nbytes)
+        return super().persistent_id(value)
+
+    def reducer_override(self, value: Any) -> Any:
+        if value is self.value:
+            if not (held := _shown(value)):
+                raise _Unlike
+            return tuple, (held,)
+        reduced = super().reducer_override(value)
+        if reduced is NotImplemented and not isinstance(value, type):
+            try:
+                value.__reduce_ex__(4)
+            except Exception:  # as above
+                return str, (repr(type(value)),)
+        return reduced
+
+
+@kept
+def is_shown(class_: type) -> bool:
+    """Return whether the objects of a class are of C code that shows what it holds, if anything.
+
+    Handles do something, and an iterator's position is the matter of others.
+    """
+    package = class_.__module__.partition(".")[0]
+    return (
+        package.lstrip("_") not in HANDLES
+        and (package not in LIBRARIES or package in PYTHONS)
+        and not hasattr(class_, "__next__")
+        and not issubclass(class_, OF_CODE)
+        and not any(
+            isinstance(member, types.FunctionType)
+            for base in class_.__mro__[:-1]
+            for member in vars(base).values()
+        )
+    )
+
+
+def _shown(value: Any) -> list[Any]:
+    """Return what an object of C code shows: its memory, else the objects, numbers and text in it.
+
+    Python's collector of garbage knows which objects it holds
+    (https://docs.python.org/3/library/gc.html#gc.get_referents); weak references hold none.
+    """
+    try:
+        return [of_bytes(memoryview(value).tobytes())]
+    except (TypeError, ValueError, BufferError):
+        held = [each for each in gc.get_referents(value) if not isinstance(each, OF_CODE)]
+    held = [
+        [part for part in each if not isinstance(part, weakref.ReferenceType)]
+        if type(each) is list
+        else each
+        for each in held
+    ]
+    for base in type(value).__mro__[:-1]:
+        for name, member in vars(base).items():
+            if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+                try:
+                    shown = member.__get__(value)
+                except Exception:  # as above
+                    continue
+                held += [name, shown] if type(shown) in NUMBERS_AND_TEXT else []
+    return held
+
+
+def is_running(value: Any) -> bool:
+    """Return whether an object of C code holds values that it shows nobody, such as a hash's.
+
+    It refers to no object of Python's, no file has it, and yet its class makes copies of it: so
+    there is something to be copied.
+    """
+    class_ = type(value)
+    if not hasattr(class_, "copy") or not is_shown(class_):
+        return False
+    if not all(isinstance(each, OF_CODE) for each in gc.get_referents(value)):
+        return False
+    try:
+        value.__reduce_ex__(4)
+    except Exception:  # as above
+        try:
+            return type(value.copy()) is class_
+        except Exception:  # as above
+            return False
+    return False
+
+
 def of_object(value: Any, known: dict[int, Any]) -> bytes:
     """Return a checksum of what an object of any class is; empty if there is none.
 
@@ -179,9 +279,16 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
     if isinstance(value, COUNTED):
         return repr(value).encode()
     if isinstance(value, memoryview):
-        return of_bytes(value.tobytes())
+        return b"" if id(value.obj) in known else of_bytes(value.tobytes())
+    pickled = _pickled(_HolderPickler if _is_holder(value) else _ShallowPickler, value, known)
+    return pickled or (_pickled(_ShownPickler, value, known) if is_shown(type(value)) else b"")
+
+
+def _pickled(pickler_class: "type[_ShallowPickler]", value: Any, known: dict[int, Any]) -> bytes:
+    """Return a checksum of what a pickler writes of an object; empty if it cannot."""
     file = _Checksum(MAX_PICKLED)
-    pickler = (_HolderPickler if _is_holder(value) else _ShallowPickler)(file, protocol=4)
+    pickler = pickler_class(file, protocol=4)
+    pickler.file = file
     pickler.known = known
     pickler.value = value
     try:

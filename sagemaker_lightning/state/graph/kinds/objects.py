@@ -23,6 +23,7 @@ from sagemaker_lightning.compat.torch_modules import (
     unsaved_buffers,
     unwrapped,
 )
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph import scalars
 from sagemaker_lightning.state.graph.kinds.base import (
     Kind,
@@ -201,6 +202,23 @@ class ObjectKind(Kind):
         if base and ("elements" in note or "class" in note):
             elements = parts[len(names) :]
             CONTAINERS[base].fill(object_, None, elements, None)
+
+
+OWN_STATE = "__getstate__", "__setstate__"
+"""The methods by which an object says what it holds, and takes it again."""
+
+
+@kept
+def says_its_state(class_: type) -> bool:
+    """Return whether a user's class has both methods by which its objects say their own state."""
+    others = (*MADE_BY_THE_PROGRAM, *BASES, *SCALAR_BASES, tuple, nn.Module, Tensor)
+    return not issubclass(class_, others) and all(
+        any(
+            isinstance(vars(base).get(name), types.FunctionType) and not is_library_class(base)
+            for base in class_.__mro__
+        )
+        for name in OWN_STATE
+    )
 
 
 def scalar_base(class_: type) -> type | None:

@@ -133,6 +133,21 @@ def test_a_weight_that_the_state_dict_has_not_is_saved_once_training_changes_it(
     assert part.save(None, None).keys() == saved.keys()
 
 
+def test_a_weight_that_a_checkpoint_had_is_in_the_next_if_lightning_loads_it_by_another_name():
+    """Hooks of a user's may rename weights in the state dict, and name them back to load it."""
+    model = Adapted()
+    part = run_of(trainer_of(model), gather=alike).part(RankBuffers)
+    part.mark_start()
+    model.first.weight.data += 1
+    saved = part.save(None, None)
+    resumed = Adapted()
+    resumed.first.weight.data.copy_(model.first.weight)
+    part = run_of(trainer_of(resumed), gather=alike).part(RankBuffers)
+    part.mark_start()
+    part.restore(saved, Moment.TRAINING)
+    assert part.save(None, None).keys() == saved.keys()
+
+
 def test_a_metric_has_no_say_in_which_weights_are_saved():
     """So that no fingerprint of all weights is taken at each start of a model with one."""
     part = run_of(trainer_of(Model(mean=MeanMetric())), gather=alike).part(RankBuffers)

@@ -1,21 +1,36 @@
 """Which of a user's objects a line names, because no checkpoint can hold what they have."""
 
+import cProfile
+import csv
+import functools
+import hashlib
 import io
 import itertools
+import logging
+import multiprocessing
 import operator
+import os
 import random
 import re
+import subprocess
+import sys
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow
 import pytest
 import scipy.sparse
 import scipy.stats
 import torch
+import tqdm
 from pytorch_lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import MeanMetric, MetricTracker
 from untrained import resumed
 from user_state import (
@@ -33,6 +48,7 @@ from user_state import (
 
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 # What is told -------------------------------------------------------------------------------------
@@ -349,7 +365,7 @@ def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
     state = state_of(model := Tracking(rules={"name": re.compile("a")}))
     model.on_train_epoch_start()
     model.training_step(None, 0)
-    first = UNSAVED.replace("without it", "with its first value")
+    first = UNSAVED.replace("what the program makes there itself", "its first value")
     lines = sorted(told(capsys, state))
     begins = [
         f"{__name__}.Tracking.rules holds a re.Pattern{first}",
@@ -437,6 +453,69 @@ def test_an_iterator_is_reported_once(capsys):
     )
     assert [line.split()[1] for line in lines] == ["model.batches", "model.signs"]
     assert told(capsys, state) == []
+
+
+def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
+    here, there = multiprocessing.Pipe()
+    program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    model = Model(hash=hashlib.sha256(), packs=[zlib.compressobj()], child=here, program=program)
+    in_training(state := state_of(model))
+    lines = []
+    for _ in range(2):
+        state.encode_changes(ResumePoint.BATCH)
+        lines.append(capsys.readouterr().out.splitlines())
+    program.communicate()
+    assert lines[0][0] == (
+        "warning: user_state.Model.hash is a _hashlib.HASH, which holds what nobody can read, and "
+        "no checkpoint has: a resumed run has the one that the program makes at its start; if "
+        "training depends on it, give it as a part: ExactResume(parts={...})"
+    )
+    names = [line.split()[1].removeprefix("user_state.Model.") for line in lines[0]]
+    assert names == ["hash", "child", "program", "packs"]
+    assert "reads from another process" in lines[0][1] and lines[1:] == [[]]
+    there.close()
+
+
+def test_a_hash_that_is_made_while_training_is_reported(capsys):
+    state = state_of(model := Model(hash=None))
+    model.hash = hashlib.sha256()
+    assert [line.split()[0] for line in told(capsys, state)] == ["user_state.Model.hash"]
+
+
+def test_results_that_are_kept_are_reported_and_make_no_resume_differ(capsys):
+    state = state_of(model := Model(look=functools.lru_cache(lambda number: number)))
+    model.look(1)
+    (line,) = told(capsys, state)
+    assert line.startswith("user_state.Model.look keeps results, and no checkpoint has them")
+    assert state.encode_changes()[UserObjects.key]["unsaved"] == {}
+
+
+def test_what_holds_no_values_is_not_reported(capsys, tmp_path):
+    out = (tmp_path / "text").open("w")
+    handler = logging.StreamHandler(out)
+    writer = SummaryWriter(tmp_path)
+    bar = tqdm.tqdm(total=2, file=out)
+    pool = ThreadPoolExecutor(1)
+    values = {
+        "lock": threading.RLock(), "log": logging.getLogger("own"), "handler": handler,
+        "out": out, "std": sys.stdout, "bar": bar, "pattern": re.compile("a"),
+        "kind": np.dtype("f4"), "add": np.add, "place": torch.device("cpu"),
+        "rows": csv.writer(out),
+        "event": torch.Event(), "writer": writer, "watch": torch.profiler.profile(), "pool": pool,
+        "hook": nn.Linear(1, 1).register_forward_hook(print), "time": cProfile.Profile(),
+        "environment": os.environ, "module": np, "function": print,
+    }  # fmt: skip
+    in_training(state := state_of(Model(held=None, **values)))
+    bar.update()
+    out.write("text")
+    values["rows"].writerow(["text"])
+    writer.add_scalar("loss", 1)
+    pool.submit(str).result()
+    values["log"].warning("text")
+    state.encode_changes(ResumePoint.BATCH)
+    writer.close()
+    pool.shutdown()
+    assert "Model." not in capsys.readouterr().out
 
 
 def test_a_set_in_another_order_is_reported_once(capsys):

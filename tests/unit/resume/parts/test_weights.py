@@ -308,6 +308,31 @@ class Making(pl.LightningModule):
         self.body = nn.Linear(1, 1)
 
 
+class Extra(pl.LightningModule):
+    """Has a state beside its weights, which it replaces when it is loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+        self.counts = {"steps": 0}
+        self.again = [self.counts]
+
+    def get_extra_state(self):
+        return dict(self.counts)
+
+    def set_extra_state(self, state):
+        self.counts = dict(state)
+
+
+def test_a_state_beside_the_weights_stays_the_object_that_it_is():
+    model = Extra()
+    run = run_of(trainer_of(model))
+    run.mark_start()
+    resuming(run)
+    run.part(weights_part.Weights).restore({"state_dict": Extra().state_dict()}, Moment.TRAINING)
+    assert model.counts is model.again[0]
+
+
 def test_weights_of_parts_that_come_later_are_taken_out():
     model = Making()
     present = model.state_dict()

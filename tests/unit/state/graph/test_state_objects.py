@@ -4,9 +4,13 @@ import contextvars
 import copy
 import ctypes
 import functools
+import hashlib
+import mmap
 import multiprocessing
 import queue
+import sqlite3
 import threading
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +19,7 @@ import pytest
 import torch
 from graph_records import mine, state_of
 
-from sagemaker_lightning.state.graph.state import GraphState, names_in
+from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
 
 
 class Thing(graph_records.Thing):
@@ -104,6 +108,20 @@ HOLDERS = {
     "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
     "a lock that is taken": (threading.Lock, lambda held, key: held.acquire()),
     "a budget of which is taken": (threading.Semaphore, lambda held, key: held.acquire()),
+    "a simple queue": (queue.SimpleQueue, lambda held, key: held.put(1)),
+    "a database in memory": (
+        lambda: sqlite3.connect(":memory:"),
+        lambda held, key: held.executescript("create table t (n); insert into t values (1)"),
+    ),
+    "a map of memory": (lambda: mmap.mmap(-1, 8), lambda held, key: held.write(b"1")),
+    "results that are kept": (
+        lambda: functools.lru_cache(lambda number: number),
+        lambda held, key: held(1),
+    ),
+    "a list behind a proxy": (
+        lambda: types.MappingProxyType({"held": []}),
+        lambda held, key: held["held"].append(1),
+    ),
     "one between processes": (multiprocessing.Semaphore, lambda held, key: held.acquire()),
 }
 
@@ -119,14 +137,33 @@ def test_what_pythons_library_holds_values_in_is_named_if_it_changes(make, chang
     assert [(each.name, each.changes) for each in state.unsaved] == [("held", True)]
 
 
-def test_a_pool_of_threads_and_what_waits_are_no_state():
+def test_a_view_of_bytes_that_are_saved_is_as_they_are():
+    def begin():
+        model = Thing(memory=bytearray(4))
+        model.view = memoryview(model.memory)
+        return model, state_of(model)
+
+    trained, state = begin()
+    trained.view[0] = 1
+    resumed, other = begin()
+    other.restore(state.encode())
+    assert resumed.view[0] == 1 and not state.unsaved
+
+
+def test_a_pool_of_threads_what_waits_and_what_is_only_read_are_no_state(tmp_path):
     model = Thing(
-        lock=threading.Lock(), condition=threading.Condition(), pool=ThreadPoolExecutor(1)
+        lock=threading.Lock(),
+        condition=threading.Condition(),
+        pool=ThreadPoolExecutor(1),
+        database=sqlite3.connect(":memory:"),
+        text=(tmp_path / "text").open("w"),
     )
     state = state_of(model)
     with model.lock, model.condition:
         pass
     model.pool.submit(str).result()
+    model.database.execute("select 1")
+    model.text.write("1")
     state.encode()
     model.pool.shutdown()
     assert not state.unsaved
@@ -229,3 +266,102 @@ def test_a_buffer_that_training_has_made_is_in_no_state_dict_after_any_resume():
         state.mark()
         state.restore(record)
         assert "hidden" in dict(resumed.named_buffers()) and "hidden" not in resumed.state_dict()
+
+
+class Store:
+    """Losses in a database in memory, with a hash of them."""
+
+    asked = 0
+    """How often an object of the class was asked for its state."""
+
+    def __init__(self, losses=()):
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("create table losses (loss)")
+        self.put(losses)
+
+    def put(self, losses):
+        self.database.executemany("insert into losses values (?)", [(each,) for each in losses])
+
+    def losses(self):
+        return [loss for (loss,) in self.database.execute("select loss from losses")]
+
+    def __getstate__(self):
+        Store.asked += 1
+        return {"losses": self.losses()}
+
+    def __setstate__(self, state):
+        vars(self).clear()
+        self.__init__(state["losses"])
+
+
+class Hashed(Store):
+    """Keeps a hash in place of losses."""
+
+    def __init__(self, losses=()):
+        self.hash = hashlib.sha256()
+        self.put(losses)
+
+    def put(self, losses):
+        self.seen = [*getattr(self, "seen", ()), *losses]
+        self.hash.update(str(losses).encode())
+
+    def losses(self):
+        return self.seen
+
+
+class Unsaid(Store):
+    """Says something that no checkpoint can hold."""
+
+    def __getstate__(self):
+        return vars(self)
+
+
+@pytest.mark.parametrize("class_", [Store, Hashed])
+def test_an_object_that_says_its_state_comes_back_by_that(class_):
+    def begin():
+        model = Thing(store=class_([0.5]), again=[])
+        model.again.append(model.store)
+        return model, state_of(model)
+
+    trained, state = begin()
+    trained.store.put([0.25, 2])
+    record = state.encode()
+    assert not state.unsaved
+    resumed, other = begin()
+    for _ in range(2):
+        other.restore(record)
+        assert resumed.store is resumed.again[0]
+        assert resumed.store.losses() == [0.5, 0.25, 2]
+    assert digests(other.encode()) == digests(record) and not other.unsaved
+
+
+def test_a_new_object_that_says_its_state_comes_back_by_that():
+    trained, state = mine(store=None, kept=Store())
+    trained.store = [Store([1, 2])]
+    record = state.encode()
+    assert not state.unsaved
+    resumed, other = mine(store=None, kept=Store())
+    other.restore(record)
+    assert resumed.store[0].losses() == [1, 2]
+
+
+def test_an_object_is_not_asked_for_its_state_where_nothing_needs_it():
+    model = Thing(store=Store(), counts=[])
+    state = state_of(model)
+    asked = Store.asked
+    model.counts.append(1)
+    model.store.name = "another"
+    state.encode()
+    assert Store.asked == asked and not state.unsaved
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_named():
+    model = Thing(store=Unsaid(), new=None)
+    state = state_of(model)
+    model.store.put([1])
+    model.new = Unsaid()
+    state.encode()
+    assert [(each.path, each.name) for each in state.unsaved] == [
+        ("model.store", "database"),
+        ("model", "new"),
+    ]
