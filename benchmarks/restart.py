@@ -2,7 +2,7 @@
 
     python -m benchmarks.restart [--n 5] [--hosts 2]     ratios, a job and two minutes each
     python -m benchmarks.restart --goodput 300           a death every 30 s, for 300 s
-    python -m benchmarks.restart --copies 300            a step with and without copies in memory
+    python -m benchmarks.restart --copies 300            what copies in memory cost / what they say
 
 A job of two ranks trains on the default data. It is started by the toolkit's `train`, or, with two
 hosts, by the rehearsal as processes of this machine, which needs root. One rank is killed, and all
@@ -11,6 +11,9 @@ ratio leaves it out.
 
 Goodput is the share of the time, from the first step to the last, that the steps of the finished
 training take. A step counts once, also if it was repeated, with the median of what steps took.
+
+A copy costs what the steps from it on take longer than the steps around them. Copies are taken more
+often than in a job, to have many of them.
 """
 
 import json
@@ -31,6 +34,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from benchmarks import report, startup
 from sagemaker_lightning import ExactResume
+from sagemaker_lightning.resume import memory_copies
 
 CALLBACK = f"{__package__}.restart.Dies"
 PLAN = "BENCHMARK_PLAN"
@@ -38,8 +42,11 @@ ENGINE = ("--engine=processes",)
 PAIRS = 5  # default of --n
 TRAINS_SECONDS = 30.0  # from a first step to a death
 AFTER_SECONDS = 1.0  # from the last death's first step to the end
-WINDOW_SECONDS = 20.0  # of steps with or without copies
-NOTE = re.compile(r"^AT (\S+) STEP (\d+) COPIES (\S+)$", re.MULTILINE)
+COPIES_SHARE = 0.08  # of the time, in place of a hundredth
+COPY_STEPS = 3  # a copy is written by then
+STEPS_AROUND = 8  # before and after them
+NOTE = re.compile(r"^AT (\S+) STEP (\d+)$", re.MULTILINE)
+COPY_NOTE = re.compile(r"^STEP (\S+) (\d+) (\S+) (\S+)$", re.MULTILINE)
 LEGS = {
     "ended": "all ranks have ended",
     "setup": "imports, flags and data; the ranks have met",
@@ -62,8 +69,8 @@ class Plan:
     """Seconds between two of them, and before the first."""
     trains: float = 0.0
     """Seconds from the first step to the end; 0 to end soon after the last death."""
-    toggles_copies: bool = False
-    """Whether copies in memory are taken in every other window alone."""
+    copies_share: float = 0.0
+    """The share of the time that copies in memory may take; 0 for that of any job."""
 
 
 class Dies(Callback):
@@ -79,7 +86,8 @@ class Dies(Callback):
         self.stepped_in = 0  # a restarted run continues with what it was
         self.plan = Plan(**json.loads(os.environ[PLAN]))
         self.resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
-        self.noted = self.spent = self.taken_at = 0.0  # and with these
+        self.noted = 0.0  # and with this
+        memory_copies.MAX_SHARE = self.plan.copies_share or memory_copies.MAX_SHARE
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -95,10 +103,12 @@ class Dies(Callback):
         first_step_at = self.resume.container_restarts.progress.first_step_at
         since_start = time.monotonic() - first_step_at / 1e9 if first_step_at else 0.0
         deaths = len(self.resume.restarts)
-        self._copies(since)
+        if trainer.is_global_zero and self.plan.copies_share:
+            copies = self.resume.run.copies
+            print("STEP", now, trainer.current_epoch, copies.taken_at, copies.spent, flush=True)
         if trainer.is_global_zero and now - self.noted >= 1:
             self.noted = now
-            print(f"AT {now:.3f} STEP {trainer.global_step} COPIES {self.spent:.4f}", flush=True)
+            print(f"AT {now:.3f} STEP {trainer.global_step}", flush=True)
         is_over = deaths >= self.plan.deaths and since_start >= AFTER_SECONDS
         if self.plan.trains:
             is_over = since >= self.plan.trains
@@ -110,15 +120,6 @@ class Dies(Callback):
         if is_last and deaths < self.plan.deaths and since_start >= self.plan.every:
             _mark("death")
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def _copies(self, since: float) -> None:
-        """Add up what copies in memory have cost; leave them out in every other window."""
-        copies = self.resume.run.copies
-        if copies.taken_at != self.taken_at and not (copies.thread and copies.thread.is_alive()):
-            self.taken_at = copies.taken_at
-            self.spent += copies.seconds
-        if self.plan.toggles_copies and int(since / WINDOW_SECONDS) % 2:
-            copies.taken_at = self.taken_at = time.monotonic()  # the next one is not due
 
 
 def _mark(name: str, prints: bool = True) -> None:
@@ -137,12 +138,12 @@ class Job:
     """Those of model.json."""
 
     @property
-    def notes(self) -> list[tuple[float, int, float]]:
-        """Time, step, and the seconds that copies have cost in this run of the program."""
+    def notes(self) -> list[tuple[float, int]]:
+        """Time and step, once a second."""
         found = NOTE.findall(self.printed)
         if not found:
             raise SystemExit(f"{self.printed}error: the job has trained nothing, see above")
-        return [(float(at), int(step), float(spent)) for at, step, spent in found]
+        return [(float(at), int(step)) for at, step in found]
 
     @property
     def legs(self) -> dict[str, float]:
@@ -169,13 +170,14 @@ class Job:
     @property
     def goodput(self) -> float:
         """The share of the time, from the first step to the last, that useful steps take."""
-        (first, begun_with, _), *_, (last, step, _) = self.notes
+        (first, begun_with), *_, (last, step) = self.notes
         return (step - begun_with) * self.step_seconds / (last - first)
 
 
 def job(hosts: int, plan: Plan) -> Job:
     """Run a job; SystemExit if it fails, or was not started again as often as planned."""
     hyperparameters = {
+        "resume.every_n_minutes": "60" if plan.copies_share else "0.5",
         "trainer.callbacks+": CALLBACK,
         "trainer.accelerator": "cpu",
         "trainer.devices": str(2 // hosts),
@@ -276,23 +278,40 @@ def with_goodput(seconds: float, hosts: int) -> report.Comparison:
 
 
 def with_copies(seconds: float, hosts: int) -> report.Comparison:
-    """Compare the steps of neighbouring windows, with and without copies in memory."""
-    ended = job(hosts, Plan(deaths=0, trains=seconds, toggles_copies=True))
-    began = ended.notes[0][0]
-    windows: dict[int, list[tuple[float, int, float]]] = {}
-    for note in ended.notes:
-        windows.setdefault(int((note[0] - began) / WINDOW_SECONDS), []).append(note)
-    steps = {
-        number: (notes[-1][0] - notes[0][0]) / (notes[-1][1] - notes[0][1])
-        for number, notes in windows.items()
-        if notes[-1][1] > notes[0][1]
-    }
-    pairs = [number for number in steps if number % 2 == 0 and number and number + 1 in steps]
-    spent = sum(windows[number][-1][2] - windows[number][0][2] for number in pairs)
-    print(f"copies: {spent / len(pairs) / WINDOW_SECONDS:.4f} of the time, as they count it")
-    what = "seconds of a step: with copies in memory / without"
-    ratios = [steps[number] / steps[number + 1] for number in pairs]
+    """Compare what each copy in memory adds to the steps around it with what it counts."""
+    ended = job(hosts, Plan(deaths=0, trains=seconds, copies_share=COPIES_SHARE))
+    ratios = [added / counted for added, counted in copies_of(ended.printed)]
+    print(f"{len(ratios)} copies; steps of {ended.step_seconds * 1000:.0f} ms", flush=True)
+    what = "seconds: what a copy in memory adds to the steps from it on / what it counts"
     return report.Comparison(f"copies, {_machines(hosts)}", what, ratios)
+
+
+def copies_of(printed: str) -> Iterator[tuple[float, float]]:
+    """Yield what each copy adds to the steps, and what it counts, in seconds.
+
+    Copies beside an epoch's end are left out: a validation and a checkpoint are there.
+    """
+    notes = [tuple(map(float, note)) for note in COPY_NOTE.findall(printed)]
+    steps = list(zip(notes, notes[1:], strict=False))
+    # A step of another epoch than the one before has the end of that epoch in it.
+    durations = [after[0] - before[0] if after[1] == before[1] else None for before, after in steps]
+    copies = [
+        number
+        for number, (before, after) in enumerate(steps)
+        if after[2] != before[2] and durations[number] is not None
+    ]
+    slow = {copy + more for copy in copies for more in range(COPY_STEPS)}
+    for copy in copies:
+        own = durations[copy : copy + COPY_STEPS]
+        first = max(copy - STEPS_AROUND, 0)
+        around = [
+            duration
+            for number, duration in enumerate(durations[first : copy + STEPS_AROUND], first)
+            if duration is not None and number not in slow
+        ]
+        counted = notes[min(copy + COPY_STEPS + 1, len(notes) - 1)][3] - notes[copy][3]
+        if len(around) >= STEPS_AROUND / 2 and counted and None not in own:
+            yield sum(own) - len(own) * statistics.mean(around), counted
 
 
 def _machines(hosts: int) -> str:

@@ -25,10 +25,7 @@ from sagemaker_lightning.resume.files import checkpoint_file
 MAX_SHARE = 0.01
 """Share of the time, at most, that copies take in a job in which no rank has died."""
 FIRST_SECONDS = 5.0
-"""To the first copy of a training, and from it to the second: only that one tells what one takes.
-
-The first one finds out what there is to be saved.
-"""
+"""To the first copy of a training, which tells what one takes."""
 ROOM = 4
 """Sizes of a copy that must be free: there are two while one is written, and others need room."""
 
@@ -53,22 +50,32 @@ class MemoryCopies:
             killed while it writes.
         writes: Whether this rank writes them; one rank of each host does.
         deaths: When ranks of this job have died, in seconds of time.monotonic(), in their order.
+        on_cpu: Whether the ranks train on this host's processors.
+
+    Attributes:
+        spent: Seconds that all copies of this rank have cost so far.
     """
 
     def __init__(
-        self, folder: Path | None, hosts: int, writes: bool, deaths: Sequence[float] = ()
+        self,
+        folder: Path | None,
+        hosts: int,
+        writes: bool,
+        deaths: Sequence[float] = (),
+        on_cpu: bool = False,
     ) -> None:
         self.home = CheckpointHome(folder) if folder else None
         self.keeps_former = hosts > 1
         self.writes = writes
         self.deaths = deaths
+        self.on_cpu = on_cpu
         self.problem = "" if folder else "there is no folder for them"
         """Why there are no more copies; "" as long as there are."""
         self.thread: threading.Thread | None = None
         self.taken_at = time.monotonic()
         self.seconds = FIRST_SECONDS * MAX_SHARE
-        """What the last one but the first has cost."""
-        self.is_first = True
+        """What the last one has cost."""
+        self.spent = 0.0
         self.is_asked = False
 
     def ask(self) -> bool:
@@ -139,9 +146,11 @@ class MemoryCopies:
         except Exception as error:
             why = getattr(error, "strerror", None) or type(error).__name__
             self.give_up(f"{home.folder}: {why}")
-        if not self.is_first:  # the training may have missed the processor that this thread used
-            self.seconds = waited + time.thread_time() / usable_cpus()
-        self.is_first = False
+        # Ranks that train on all processors wait for the one whose processor this thread has used.
+        # Where a GPU trains, most processors have nothing to do.
+        missed = 1.0 if self.on_cpu else 1 / usable_cpus()
+        self.seconds = waited + time.thread_time() * missed
+        self.spent += self.seconds
 
     def give_up(self, problem: str) -> None:
         """Keep no copies from now on, and print why.

@@ -139,6 +139,7 @@ class Run:
             trainer.num_nodes,
             trainer.local_rank == 0,
             [restart.at for restart in self.environment.restarts],
+            on_cpu=trainer.strategy.root_device.type == "cpu",
         )
         self.divergence = divergence.divergence_of(trainer)
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
@@ -714,12 +715,14 @@ class Run:
         """
         began = time.monotonic()
         self.divergence.check(self.trainer)
-        self.copies.wait()  # then all hosts have written the one before
+        self.copies.wait()
+        with self.part(UserObjects).reports.wait_for_checkpoint():
+            state = self.snapshot.take(point)
+        # Now all hosts have written the one before. And all ranks have this state: they train
+        # together, so a copy costs what it takes the slowest.
         if any(self.agreement.gather(self.copies.problem)):
             self.copies.give_up("")
             return
-        with self.part(UserObjects).reports.wait_for_checkpoint():
-            state = self.snapshot.take(point)
         self.copies.write(state, began)
 
     # Its end --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -43,8 +44,12 @@ KINDS = {
 DEADLY = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE]
 DEADLY += [signal.SIGILL, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM, signal.SIGXCPU]
 MOST_FAULTS = 3
-LATEST_SECONDS = 25.0
-"""From one fault to the next, at most, and from the first rank to the first fault."""
+LATEST_SECONDS = 12.0
+"""From the first rank, or from a new step in the log, to a fault, at most."""
+FREEZE = 0.3
+"""Share of the faults that are no signal to end by."""
+TRAINS = 0.7
+"""Share of the faults that wait for a new step; the others may come before."""
 HANG_SECONDS = 15.0  # of the watch, in place of ten minutes
 FREEZES = [0.5, 3.0, 8.0, 1000.0]  # seconds; the last one counts as hanging
 JOB_SECONDS = 600.0
@@ -56,6 +61,7 @@ HYPERPARAMETERS = {
     "data.size": "92",
     "trainer.accelerator": "cpu",
     "checkpoint.monitor": "val_loss",
+    "progress.every_n_seconds": "0.5",
     "max_restarts": "20",
 }
 STEPS = 200
@@ -119,21 +125,29 @@ def _is_rank(pid: int) -> bool:
     return False
 
 
+def steps(server: Rehearsal, name: str) -> list[str]:
+    """Return the lines of the log that have a step."""
+    lines = server.lines(name).get("algo-1", [])
+    return [line for line in lines if re.search(r"\bstep=\d", line)]
+
+
 def strike(draws: random.Random, server: Rehearsal, name: str) -> str:
     """Let a fault happen to a rank that is drawn; return it in words, "" if the job has ended."""
-    seconds_until = draws.uniform(0, LATEST_SECONDS)
-    number = draws.choice([*DEADLY, *[signal.SIGKILL] * len(DEADLY), None])
+    freezes = draws.random() < FREEZE
+    number = draws.choice([*DEADLY, *[signal.SIGKILL] * len(DEADLY)])
     seconds = draws.choice(FREEZES)
     place = draws.random()
-    for seconds_more in (0.0, seconds_until):
+    waits = draws.random() < TRAINS
+    before = steps(server, name)
+    for seconds_more in (0.0, draws.uniform(0, LATEST_SECONDS)):
         time.sleep(seconds_more)
-        while not (there := ranks(server)):
+        while not (there := ranks(server)) or (waits and steps(server, name) == before):
             if server.describe(name)["TrainingJobStatus"] != "InProgress":
                 return ""
             time.sleep(0.2)
     who, pid = there[int(place * len(there))]
     with suppress(ProcessLookupError, faults.CannotInject):
-        if number:
+        if not freezes:
             os.kill(pid, number)
             return f"{number.name} for {who}"
         thaw = faults.freeze(pid)

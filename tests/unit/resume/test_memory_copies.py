@@ -6,6 +6,7 @@ Ranks that continue from one: test_container_restarts.py.
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,8 @@ from sagemaker_lightning.resume.memory_copies import (
     available_memory,
     room_problem,
 )
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.run import Run
 
 MIB = 2**20
 
@@ -58,9 +61,9 @@ def clock(monkeypatch) -> SimpleNamespace:
     return clock
 
 
-def copies_in(folder: Path, hosts: int = 1, writes: bool = True) -> MemoryCopies:
+def copies_in(folder: Path, hosts: int = 1, writes: bool = True, **options) -> MemoryCopies:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return MemoryCopies(folder, hosts, writes)
+    return MemoryCopies(folder, hosts, writes, **options)
 
 
 def take(copies: MemoryCopies, *steps: int) -> None:
@@ -74,21 +77,58 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_copies_take_a_hundredth_of_the_time(folder, clock):
-    copies = copies_in(folder)
-    # For so long, training waits; for so long, a fourth of its processors is missing.
-    for waits, used, next_one in [(0.7, 0.9, FIRST_SECONDS), (0.03, 0.08, 5.0), (0.01, 0.08, 3.0)]:
-        clock.now += 100 * copies.seconds - 0.1
+@pytest.mark.parametrize(
+    ("on_cpu", "costs"), [(False, (0.72, 0.05, 0.03)), (True, (0.78, 0.11, 0.09))]
+)
+def test_copies_take_a_hundredth_of_the_time(folder, clock, on_cpu, costs):
+    """The first one, too. On a CPU, training misses all of what the writing thread uses."""
+    copies = copies_in(folder, on_cpu=on_cpu)
+    began = clock.now
+    interval = FIRST_SECONDS
+    for waits, cost in zip((0.7, 0.03, 0.01), costs, strict=True):
+        clock.now += interval - 0.1
         assert not copies.ask()
         clock.now += 0.2
         assert copies.ask() and not copies.ask()  # the ranks agree on it meanwhile
-        began = clock.now
+        asked = clock.now
         clock.now += waits
-        clock.used = used
-        copies.write(state(4), began)
+        clock.used = 0.08  # a fourth of it is 0.02
+        copies.write(state(4), asked)
         copies.state_saved()
         copies.wait()
-        assert copies.seconds == pytest.approx(next_one / 100)  # not that of the first one
+        interval = 100 * cost
+        assert copies.interval == pytest.approx(interval)
+    clock.now += interval
+    assert copies.spent == pytest.approx(sum(costs)) and copies.ask()
+    assert copies.spent < 0.01 * (clock.now - began)
+
+
+def test_a_copy_costs_what_the_slowest_rank_takes(folder, clock):
+    copies = copies_in(folder)
+    others_time = clock.now
+
+    def take(point: ResumePoint) -> dict:
+        nonlocal others_time
+        clock.now += 0.1
+        others_time += 0.3
+        return state(4)
+
+    def gather(problem: str) -> list[str]:
+        clock.now = max(clock.now, others_time)  # the ranks wait for each other
+        return [problem, problem]
+
+    run = SimpleNamespace(
+        copies=copies,
+        divergence=SimpleNamespace(check=lambda trainer: None),
+        trainer=None,
+        agreement=SimpleNamespace(gather=gather),
+        part=lambda kind: SimpleNamespace(reports=SimpleNamespace(wait_for_checkpoint=nullcontext)),
+        snapshot=SimpleNamespace(take=take),
+    )
+    Run.copy(run, ResumePoint.BATCH)
+    copies.wait()
+    assert names(folder) == ["step-000000004.ckpt"]
+    assert copies.seconds == pytest.approx(0.3)
 
 
 def test_a_copy_that_costs_nothing_is_due_at_once(folder, clock):
