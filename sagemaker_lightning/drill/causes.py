@@ -30,6 +30,7 @@ from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved
+from sagemaker_lightning.state.graph.nodes import LIBRARYS, kind_of
 
 MAX_UNSAVED = 3  # objects that are named
 RANDOM_CLASS_NAME = re.compile(r"rng|random|generator", re.IGNORECASE)
@@ -173,7 +174,7 @@ def _unsaved(trainer: Trainer) -> Iterator[str]:
             or has_state(value)
         ):
             continue
-        if not isinstance(value, CONTAINERS) and not _is_plain(value):
+        if kind_of(value) is LIBRARYS and not _is_plain(value):
             yield f"{_owner_and_attribute(objects, path)} (a {_class_name(value_class)})"
 
 

@@ -7,7 +7,7 @@ import random
 import re
 import threading
 from decimal import Decimal
-from types import SimpleNamespace
+from types import CellType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -298,6 +298,7 @@ NO_STATE = "state that no checkpoint holds, or a kernel that is not deterministi
         (nn.Linear(1, 1), ""),
         (SimpleNamespace(state_dict=lambda: {}, load_state_dict=print), ""),
         ({}, ""),
+        (CellType([3]), ""),  # what a function has closed over
         (collate, ""),
         (len, ""),
         (lambda: DRAWN, ""),  # much of what code reads is no state of a run
