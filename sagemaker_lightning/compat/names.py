@@ -40,6 +40,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_FitLoop": "class",
             "_FitLoop._combined_loader": "attribute",
             "_FitLoop._data_fetcher": "attribute",
+            "_FitLoop._data_source": "attribute",
             "_FitLoop._last_train_dl_reload_epoch": "attribute",
             "_FitLoop._should_reload_train_dl": "property",
             "_FitLoop.done": "property",

@@ -6,6 +6,7 @@ The blocks of a page are run in the page's order.
 import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -156,7 +157,7 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
 
 
 def test_the_five_lines_say_what_the_page_says(tmp_path):
-    """Killed within an epoch, and started again."""
+    """Killed within an epoch, some steps after a checkpoint, and started again."""
     ((program, said),) = re.findall(
         r"```python\n(# exact.py\n.*?)```.*?```\n(resumed at .*?)\n```",
         PAGES["README.md"],
@@ -165,15 +166,20 @@ def test_the_five_lines_say_what_the_page_says(tmp_path):
     (tmp_path / "exact.py").write_text(program)
     command = [sys.executable, tmp_path / "exact.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = warm.start(command, tmp_path, environment)
-    while process.poll() is None and not list(tmp_path.rglob("step-*.ckpt")):
-        time.sleep(0.05)
-    time.sleep(0.5)  # the journal has steps that come after the checkpoint
-    process.kill()
-    process.communicate()
-    completed = warm.run_apart(command, tmp_path, environment)
-    assert completed.returncode == 0, completed.stderr
-    output = completed.stdout
+    for _ in range(3):
+        process = warm.start(command, tmp_path, environment)
+        while process.poll() is None and not list(tmp_path.rglob("step-*.ckpt")):
+            time.sleep(0.05)
+        time.sleep(0.5)  # the journal has steps that come after the checkpoint
+        process.kill()
+        process.communicate()
+        completed = warm.run_apart(command, tmp_path, environment)
+        assert completed.returncode == 0, completed.stderr
+        output = completed.stdout
+        if "no step after it is known" not in output:
+            break
+        # It was killed as it had written a checkpoint.
+        shutil.rmtree(tmp_path / "output")
     form = r"resumed at step \d+: the .* bit for bit"
     assert re.fullmatch(form, said) and re.search(form, output), output
 

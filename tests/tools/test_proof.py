@@ -5,6 +5,7 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 
+from sagemaker_lightning.compat.lightning_loops import steps_done
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Comparison
@@ -29,14 +30,17 @@ def trainer_at(
     loop = Fake(
         _data_fetcher=None,
         epoch_progress=Fake(current=Fake(processed=epoch)),
-        epoch_loop=Fake(batch_progress=Fake(current=Fake(processed=batch))),
+        epoch_loop=Fake(
+            batch_progress=Fake(current=Fake(processed=batch)),
+            automatic_optimization=Fake(optim_progress=Fake(optimizer_steps=step)),
+            manual_optimization=Fake(optim_step_progress=Fake(total=Fake(completed=0))),
+        ),
     )
     return Fake(
         fit_loop=loop,
         global_rank=rank,
         world_size=ranks,
         is_global_zero=rank == 0,
-        global_step=step,
         optimizers=[],
         callbacks=[],
         loggers=[],
@@ -68,7 +72,7 @@ class Ranks:
         known = {
             "journal": resumes,
             "world_size": self.trainer.world_size,
-            "step": self.trainer.global_step,
+            "step": steps_done(self.trainer),
             "run": {"flags": "{}"},
         }
         self.proof.start(known | entries if resumes else {}, dict(flags), comparable=True)
@@ -81,7 +85,8 @@ class Ranks:
             self.proof.begin_batch(torch.tensor([current.processed]), current.processed)
             self.proof.end_batch(torch.tensor(loss))
             current.processed += 1
-            self.trainer.global_step += current.processed % batches_per_step == 0
+            progress = self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+            progress.optimizer_steps += current.processed % batches_per_step == 0
 
     def new_epoch(self) -> None:
         self.trainer.fit_loop.epoch_loop.batch_progress.current.processed = 0

@@ -1,0 +1,89 @@
+"""state/graph/nodes: which of a library's objects are entered, as they are their attributes."""
+
+import queue
+import subprocess
+import tempfile
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import scipy.sparse
+import scipy.stats
+import torch
+from graph_records import Thing, train
+from sklearn.cluster import MiniBatchKMeans
+
+from sagemaker_lightning.state.graph.nodes import LIBRARYS, kind_of
+
+
+def learns(object_):
+    """Change an object of a library's in place."""
+    if isinstance(object_, MiniBatchKMeans):
+        object_.partial_fit(np.arange(12.0).reshape(6, 2))
+    elif isinstance(object_, torch.quasirandom.SobolEngine):
+        object_.draw(3)
+    elif isinstance(object_, torch.distributions.Normal):
+        object_.scale = object_.scale + 1
+    else:
+        object_.data += 1
+
+
+def told(object_):
+    """Return what an object of a library's says of itself."""
+    if isinstance(object_, MiniBatchKMeans):
+        return object_.predict(np.array([[0.0, 0.0]])), object_.cluster_centers_.tolist()
+    if isinstance(object_, torch.quasirandom.SobolEngine):
+        return object_.draw(2).tolist()
+    if isinstance(object_, torch.distributions.Normal):
+        return object_.mean, object_.stddev
+    return object_.toarray().tolist()
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+@pytest.mark.parametrize(
+    "make_object",
+    [
+        lambda: MiniBatchKMeans(2, n_init=1, random_state=0),
+        lambda: scipy.sparse.csr_matrix(np.eye(2)),
+        lambda: torch.distributions.Normal(torch.zeros(()), torch.ones(())),
+        lambda: torch.quasirandom.SobolEngine(2),
+    ],
+)
+def test_a_librarys_object_that_is_what_its_attributes_are_comes_back(make_object, is_another):
+    """Its class leaves it to Python how it is copied; what it holds are values, too."""
+
+    def change(model):
+        if is_another:
+            model.own = make_object()
+        learns(model.own)
+        model.alias = model.own
+
+    trained, resumed = train(lambda: Thing(own=make_object()), change)
+    assert resumed.alias is resumed.own
+    assert str(told(resumed.own)) == str(told(trained.own))
+
+
+class Handled(torch.distributions.Distribution):
+    """As a library's class that has a method of its own for copies."""
+
+    __module__ = "torch.distributions"
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@pytest.mark.parametrize(
+    "make_object",
+    [
+        lambda: Handled(validate_args=False),
+        lambda: scipy.stats.norm(0, 1),  # it holds one that is copied in a way of its own
+        lambda: queue.Queue(),  # a lock
+        lambda: scipy.sparse.lil_matrix((2, 2)),  # an array of objects, which no record holds
+        lambda: torch.optim.lr_scheduler.LRScheduler.__new__(torch.optim.lr_scheduler.LRScheduler),
+        lambda: subprocess.Popen.__new__(subprocess.Popen),
+        lambda: pl.Trainer(logger=False, enable_checkpointing=False),
+        lambda: tempfile.TemporaryDirectory.__new__(tempfile.TemporaryDirectory),
+    ],
+)
+def test_a_librarys_object_that_is_more_than_its_attributes_is_not_entered(make_object):
+    assert kind_of(make_object()) is LIBRARYS
