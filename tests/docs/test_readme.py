@@ -166,19 +166,19 @@ def test_the_five_lines_say_what_the_page_says(tmp_path):
     (tmp_path / "exact.py").write_text(program)
     command = [sys.executable, tmp_path / "exact.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(3):
+    for seconds in (0.1, 0.2, 0.4):
         process = warm.start(command, tmp_path, environment)
         while process.poll() is None and not list(tmp_path.rglob("step-*.ckpt")):
             time.sleep(0.05)
-        time.sleep(0.5)  # the journal has steps that come after the checkpoint
+        time.sleep(seconds)  # the journal has steps that come after the checkpoint
         process.kill()
         process.communicate()
         completed = warm.run_apart(command, tmp_path, environment)
         assert completed.returncode == 0, completed.stderr
         output = completed.stdout
-        if "no step after it is known" not in output:
+        if "no step after it is known" not in output and "nothing is left" not in output:
             break
-        # It was killed as it had written a checkpoint.
+        # It was killed as it had written a checkpoint, perhaps the last one.
         shutil.rmtree(tmp_path / "output")
     form = r"resumed at step \d+: the .* bit for bit"
     assert re.fullmatch(form, said) and re.search(form, output), output
