@@ -170,7 +170,6 @@ def functions_of(scheduler: Any) -> dict[str, Any]:
 def _additions(trainer: Trainer) -> dict[str, Any]:
     """Return what may have been added to objects of Lightning's and torch's, by name."""
     objects: dict[str, Any] = {"trainer": added_to(trainer)}
-    objects["trainer.callbacks"] = callbacks_of(trainer)  # one may take itself out of the list
     own = lightning_loops.own_attributes()
     objects |= {
         f"trainer.{name}": object_graph.Added(loop, own[name])

@@ -125,27 +125,3 @@ def test_limits_of_batches_hold_for_the_data_they_were_made_with(tmp_path, stop,
     with interrupted():
         fitted("run", stop=stop)
     assert fitted("run") == alone
-
-
-class WarmUp(pl.Callback):
-    """Raises the rate, and takes itself out of the trainer's callbacks."""
-
-    def on_train_batch_end(self, trainer, model, *_):
-        trainer.optimizers[0].param_groups[0]["lr"] *= 1.5
-        if trainer.global_step == 3:
-            trainer.callbacks.remove(self)
-
-
-@pytest.mark.parametrize("stop", ["batch 0:2", "batch 1:1"])
-def test_a_callback_that_is_removed_while_training_stays_removed(tmp_path, stop):
-    def fitted(folder, **moments):
-        as_in_a_new_process()
-        fits = trainer(tmp_path / folder, WarmUp(), strict=True)
-        model = Noted(**moments)
-        fits.fit(model)
-        return weights(model), list(map(type, fits.callbacks))
-
-    alone = fitted("alone")
-    with interrupted():
-        fitted("run", stop=stop)
-    assert fitted("run") == alone
