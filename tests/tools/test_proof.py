@@ -32,6 +32,7 @@ def trainer_at(
         epoch_progress=Fake(current=Fake(processed=epoch)),
         epoch_loop=Fake(
             batch_progress=Fake(current=Fake(processed=batch)),
+            val_loop=Fake(),
             automatic_optimization=Fake(optim_progress=Fake(optimizer_steps=step)),
             manual_optimization=Fake(optim_step_progress=Fake(total=Fake(completed=0))),
         ),
