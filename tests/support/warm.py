@@ -326,6 +326,7 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
 
 def _reset_process() -> None:
     """Remove what the server left: signal handlers, streams, modules, thread counts."""
+    tempfile.tempdir = None  # else it is that of the test in which the server began
     gc.freeze()  # else each collection would look at, and copy, what the server has imported
     signal.set_wakeup_fd(-1)
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
