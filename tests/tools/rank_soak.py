@@ -8,20 +8,18 @@ the file of results; a round that is in the file already is not done again. At t
 how many rounds of each kind have ended with the same bits, and without a process left.
 """
 
-import argparse
 import json
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
@@ -30,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 import interruptible
+import soak_rounds
 from rehearsals import Rehearsal
 
 from sagemaker_rehearsal import faults
@@ -236,38 +235,20 @@ def table(rows: list[Round]) -> str:
     return "\n".join(lines)
 
 
+def said(row: Round) -> str:
+    """Return what is printed of a round."""
+    ended = row.problem or ("by the rule" if row.by_the_rule else "identical")
+    return f"{ended}; {row.faults}, lost {row.lost}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help="; ".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=Path("output/rank_soak.jsonl"))
-    arguments = parser.parse_args()
-    if unknown := set(arguments.kinds) - KINDS.keys():
-        parser.error(f"KIND: found {min(unknown)!r}, expected one of {'; '.join(KINDS)}")
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    earlier = arguments.results.read_text().splitlines() if arguments.results.exists() else []
-    rows = [Round(**json.loads(line)) for line in earlier]
-    done = {(row.kind, row.seed) for row in rows}
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    results = Path("output/rank_soak.jsonl")
+    arguments = soak_rounds.arguments_of(__doc__.splitlines()[0], KINDS, results)
     with (
         tempfile.TemporaryDirectory(prefix="rank-soak-") as folder,
         Rehearsal(Path(folder), "--engine=processes") as server,
     ):
-        for seed in range(arguments.seed, arguments.seed + arguments.rounds):
-            for kind in arguments.kinds or KINDS:
-                if (kind, seed) in done:
-                    continue
-                row = disturbed(server, kind, seed)
-                row.commit = commit
-                rows.append(row)
-                with arguments.results.open("a") as file:
-                    file.write(json.dumps(asdict(row)) + "\n")
-                said = row.problem or ("by the rule" if row.by_the_rule else "identical")
-                print(f"{kind}, seed {seed}: {said}; {row.faults}, lost {row.lost}", flush=True)
-    print(table(rows))
-    sys.exit(any(row.problem for row in rows))
+        soak_rounds.run(arguments, Round, partial(disturbed, server), table, said)
 
 
 if __name__ == "__main__":

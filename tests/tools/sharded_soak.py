@@ -7,15 +7,12 @@ line of JSON to the file of results; a round that is in the file already is not 
 end, it prints how many rounds of each kind, and on each mesh, have ended with the same bits.
 """
 
-import argparse
-import json
 import random
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import ranks
 import sharded
+import soak_rounds
 
 MESHES = [(2, 1), (3, 1), (4, 1), (2, 2), (1, 2)]
 KINDS: dict[str, tuple[str, list[tuple[int, int]]]] = {
@@ -167,32 +165,9 @@ def table(rows: list[Round]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=Path("results/sharded.jsonl"))
-    arguments = parser.parse_args()
-    if unknown := set(arguments.kinds) - KINDS.keys():
-        parser.error(f"KIND: found {min(unknown)!r}, expected one of {', '.join(KINDS)}")
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    earlier = arguments.results.read_text().splitlines() if arguments.results.exists() else []
-    rows = [Round(**json.loads(line)) for line in earlier]
-    done = {(row.kind, row.seed) for row in rows}
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    for seed in range(arguments.seed, arguments.seed + arguments.rounds):
-        for name in arguments.kinds or KINDS:
-            if (name, seed) in done:
-                continue
-            row = interrupted(name, seed)
-            row.commit = commit
-            rows.append(row)
-            with arguments.results.open("a") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
-            print(f"{name}, seed {seed}: {row.problem or 'identical'}", flush=True)
-    print(table(rows))
-    sys.exit(any(row.problem for row in rows))
+    results = Path("results/sharded.jsonl")
+    arguments = soak_rounds.arguments_of(__doc__.splitlines()[0], KINDS, results)
+    soak_rounds.run(arguments, Round, interrupted, table)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentit
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Part, Place, refusing
-from sagemaker_lightning.resume.parts.roots import replaced
+from sagemaker_lightning.resume.parts.roots import prefix_of_replaced
 from sagemaker_lightning.resume.parts.trainer_settings import OF_DATA, TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -183,16 +183,14 @@ class DataEpoch(Part):
         It does not fit the new data, and to make these may have changed the state of other objects.
         """
         resumed = self.resumed
-        # It follows from the number of batches of the new data.
-        outdated = set()
+        outdated = {f"settings {name}" for name in OF_DATA}
         for name in OF_DATA:
-            outdated.add(f"settings {name}")
             resumed.of(TrainerSettings).pop(name, None)
-        if old := replaced(self.trainer):
+        if old := prefix_of_replaced(self.trainer):
             new = self.state_of_objects(is_restored=True)
             saved = resumed.of(UserObjects)
             outdated |= {name for name in names_in(saved["graph"]) if name.startswith(old)}
-            outdated |= {*names_in(new["graph"])}
+            outdated.update(names_in(new["graph"]))
             outdated |= {f"generators {path}" for path in new["generators"]}
             saved["graph"] = self.run.part(UserObjects).graph.without(saved["graph"], old)
             saved["newer graph"] = new["graph"]
@@ -211,7 +209,9 @@ class DataEpoch(Part):
             is_restored: Whether this process is going to restore it.
         """
         return {
-            "graph": self.run.part(UserObjects).graph.encode(replaced(self.trainer), is_restored),
+            "graph": self.run.part(UserObjects).graph.encode(
+                prefix_of_replaced(self.trainer), is_restored
+            ),
             "generators": self.run.part(Generators).present(),
             "settings": self.run.part(TrainerSettings).present(),
         }

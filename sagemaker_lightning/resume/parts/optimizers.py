@@ -30,7 +30,6 @@ from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
-from sagemaker_lightning.state.object_graph import namespace
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -419,7 +418,7 @@ def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
             first_of[id(loaded)] = loaded, state
             optimizer.state = state
     for holder in objects:
-        variables = namespace(holder)
+        variables = object_graph.namespace(holder)
         for name, value in list(variables.items()):
             if id(value) in first_of and isinstance(variables, dict):
                 _, variables[name] = first_of[id(value)]
@@ -436,6 +435,6 @@ def _groups_and_state(owner: Any) -> dict[str, Any]:
 
     A wrapper may have some as properties, and need not be of torch's class.
     """
-    own = {name: each for name, each in namespace(owner).items() if name in LOADED}
+    own = {name: each for name, each in object_graph.namespace(owner).items() if name in LOADED}
     is_wrapper = type(own.get("param_groups")) is list and hasattr(owner, "load_state_dict")
     return own if isinstance(owner, Optimizer) or is_wrapper else {}

@@ -31,7 +31,7 @@ from sagemaker_lightning.state import (
     replaced_code,
 )
 from sagemaker_lightning.state.graph import fingerprints
-from sagemaker_lightning.state.graph.encoding import Unsaved, speaker_of
+from sagemaker_lightning.state.graph.encoding import Unsaved, owner_with_own_state
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
 from sagemaker_lightning.state.graph.nodes import LIBRARYS, OBJECT, Node, has_position
 from sagemaker_lightning.state.graph.state import GraphState, is_table
@@ -225,7 +225,7 @@ class Reports:
             self.reported.add((owner_name, name_of_users))
             log.warning(f"{owner_name}.{name_of_users} {reason}")
 
-    def warn_of_untold(self) -> None:
+    def warn_of_unreadable(self) -> None:
         """Warn, once, of objects that no checkpoint holds and whose changes nobody can tell.
 
         They are those that a user's object has at the start of training.
@@ -239,7 +239,7 @@ class Reports:
                 continue
             if hears_a_process(node.value):
                 what = "reads from another process, whose state no checkpoint has"
-            elif fingerprints.is_running(node.value) and not speaker_of(node):
+            elif fingerprints.hides_state(node.value) and not owner_with_own_state(node):
                 what = "holds what nobody can read, and no checkpoint has"
             else:
                 continue
@@ -417,7 +417,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     if not unsaved.is_part:
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
         is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
-        is_changed = is_changed or fingerprints.is_running(unsaved.value)
+        is_changed = is_changed or fingerprints.hides_state(unsaved.value)
         return is_array or is_changed or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     return not is_librarys or unsaved.path.startswith("loggers.")

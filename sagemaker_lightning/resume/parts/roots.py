@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
-from sagemaker_lightning.compat.lightning_loops import loaders_are_given
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.compat.torch_modules import (
     hooks_by_module,
@@ -36,9 +35,9 @@ VALIDATION = "val."
 FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
 
 
-def replaced(trainer: Trainer) -> str:
-    """Return how the names begin of what goes when training data are made anew; "" for nothing."""
-    return "" if loaders_are_given(trainer) else TRAINING
+def prefix_of_replaced(trainer: Trainer) -> str:
+    """Return how the names begin of what new training data replace; "" if they replace nothing."""
+    return "" if lightning_loops.loaders_are_given(trainer) else TRAINING
 
 
 @object_graph.roots_at_one_moment

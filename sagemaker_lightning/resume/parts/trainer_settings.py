@@ -106,16 +106,22 @@ class TrainerSettings(Part):
 
     def _settings(self) -> dict[str, Any]:
         """Return all settings, by name."""
-        values = {name: getattr(*place) for name, place in self._places().items()}
-        return {name: value for name, value in values.items() if type(value) in SETTING_TYPES}
+        return _values(self._places())
 
     def _set(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Set settings; return what each of them was before, by name."""
-        places, before = self._places(), self._settings()
+        places = self._places()
+        before = _values(places)
         names = [name for name in values if name in before and type(values[name]) in SETTING_TYPES]
         for name in names:
             setattr(*places[name], values[name])
         return {name: before[name] for name in names}
+
+
+def _values(places: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Return the values at some places that are settings', by name."""
+    values = {name: getattr(*place) for name, place in places.items()}
+    return {name: value for name, value in values.items() if type(value) in SETTING_TYPES}
 
 
 def _is_same(before: Any, now: Any) -> bool:

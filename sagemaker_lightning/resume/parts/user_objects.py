@@ -21,7 +21,7 @@ from sagemaker_lightning.resume.parts.grown_modules import GrownModules
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.reports import Reports
-from sagemaker_lightning.resume.parts.roots import replaced, user_objects
+from sagemaker_lightning.resume.parts.roots import prefix_of_replaced, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.atoms import SCALARS
@@ -82,7 +82,7 @@ class UserObjects(Part):
         self.reports.warn_of_iterators()
         # The next epoch makes its data anew, from what the objects have of these.
         ends = point is ResumePoint.EPOCH and lightning_loops.loaders_are_due(self.trainer)
-        but = replaced(self.trainer) if ends else ""
+        but = prefix_of_replaced(self.trainer) if ends else ""
         graph = self.graph.encode(but)
         if point and mesh_of(self.trainer) is not None:
             of_ranks = self.run.agreement.gather(list(graph.get("shared", ())))
@@ -93,7 +93,7 @@ class UserObjects(Part):
         if point:
             self.reports.report_made_anew()
             self.reports.report_variables()
-            self.reports.warn_of_untold()
+            self.reports.warn_of_unreadable()
         return {
             "graph": graph,
             "unsaved": {

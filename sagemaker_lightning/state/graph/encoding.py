@@ -234,7 +234,7 @@ class Encoder:
                 # A cycle is over a list of its own from its second round on.
                 or (
                     node.kind in POSITIONED_KINDS
-                    and [*map(id, before.parts)] != [*map(id, node.parts)]
+                    and not all(map(operator.is_, before.parts, node.parts))
                 )
             )
         }
@@ -335,8 +335,9 @@ class Encoder:
             return Draft(path, note, parts, self._refer(parts)[1], self._content(node))
         mark = (node.mark or self.start.mark(node)) if before.mark else b""
         if kind is LIBRARYS:
-            is_running = fingerprints.is_running(node.value)
-            if mark != before.mark or (is_running and speaker_of(node)):
+            if mark != before.mark or (
+                owner_with_own_state(node) and fingerprints.hides_state(node.value)
+            ):
                 raise NotSaved(kind_text(node.value))
             return None
         is_same = mark == before.mark and self.are_same(before, node)
@@ -553,12 +554,12 @@ class Encoder:
         Args:
             node: What cannot be saved, or holds such: the object, or what it leads to.
         """
-        speaker = speaker_of(node)
-        if speaker is None:
+        owner = owner_with_own_state(node)
+        if owner is None:
             return False
-        key = id(speaker.value)
+        key = id(owner.value)
         if key not in self.says_state:
-            self.says_state[key] = self._draft_state(key, speaker)
+            self.says_state[key] = self._draft_state(key, owner)
         return self.says_state[key]
 
     def _leave_to_state(self, holder: int, key: int) -> bool:
@@ -757,7 +758,7 @@ class Encoder:
         return record
 
 
-def speaker_of(node: Node) -> Node | None:
+def owner_with_own_state(node: Node) -> Node | None:
     """Return the object that says its own state and leads to an object, or is it."""
     each: Node | None = node
     while each is not None and not (each.kind is OBJECT and says_its_state(type(each.value))):

@@ -246,7 +246,7 @@ def _shown(value: Any) -> list[Any]:
     return held
 
 
-def is_running(value: Any) -> bool:
+def hides_state(value: Any) -> bool:
     """Return whether an object of C code holds values that it shows nobody, such as a hash's.
 
     It refers to no object of Python's, no file has it, and yet its class makes copies of it: so

@@ -52,7 +52,6 @@ from sagemaker_lightning.state.graph.kinds.states import (
     JoinedKind,
     ReversedKind,
     is_over_sequence,
-    joined,
     place_in_cycle,
     place_in_sequence,
 )
@@ -169,18 +168,24 @@ def kind_of(value: Any, known: Container[int] | None = None) -> Kind | None:
     kind = kind_of_class(class_)
     if known is not None and kind in MAYBE_OPTIMIZERS and is_of(class_, *OPTIMIZERS):
         return kind if id(value) in known else OPTIMIZER
-    if kind is LIBRARYS and class_ in ITERATORS and place_in_sequence(value):
-        return KINDS["iterator"]
-    if kind is LIBRARYS and class_ is itertools.cycle and place_in_cycle(value):
-        return KINDS["cycle"]
-    if kind is LIBRARYS and class_ in REVERSED and is_over_sequence(value):
-        return KINDS["reversed"]
-    if kind is LIBRARYS and class_ in JOINED and all(map(has_position, joined(value))):
-        return KINDS["joined"]
-    if kind is LIBRARYS and holds_values_alone(value):
-        return OBJECT
+    if kind is LIBRARYS:
+        return _kind_of_librarys(value)
     is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
     return CODE if is_librarys else kind
+
+
+def _kind_of_librarys(value: Any) -> Kind:
+    """Return the kind of a library's object: what its class alone does not tell."""
+    class_ = type(value)
+    if class_ in ITERATORS and place_in_sequence(value):
+        return KINDS["iterator"]
+    if class_ is itertools.cycle and place_in_cycle(value):
+        return KINDS["cycle"]
+    if class_ in REVERSED and is_over_sequence(value):
+        return KINDS["reversed"]
+    if class_ in JOINED and all(map(has_position, KINDS["joined"].take(value)[1])):
+        return KINDS["joined"]
+    return OBJECT if holds_values_alone(value) else LIBRARYS
 
 
 _ARE_ATTRIBUTES: dict[type, bool] = {}
@@ -218,16 +223,16 @@ def _copies_attributes(value: Any) -> bool:
     except Exception:  # what an object of any class says when it is copied
         return False
     states = state if isinstance(state, tuple) else (state,)
-    kept: dict[str, Any] = {}
+    copied: dict[str, Any] = {}
     for each in filter(None, states):
         if not isinstance(each, dict):
             return False
-        kept |= each
+        copied |= each
     return (
         make is copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
         and arguments == (class_,)
         and not any(elements)
-        and all(kept.get(name, kept) is part for name, part in attributes(value).items())
+        and all(name in copied and copied[name] is part for name, part in attributes(value).items())
     )
 
 

@@ -96,9 +96,9 @@ class Start:
                 others lead to.
         """
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
-        known = {**self.nodes, **self.made}
         if new_roots and self.is_over:
             # What known objects have got while training is content, though these lead to it.
+            known = {**self.nodes, **self.made}
             self._add(scan(new_roots, self.skip, but=known), known)
         elif new_roots:
             new_nodes = scan(new_roots, self.skip)
@@ -110,7 +110,7 @@ class Start:
                 if key in self.nodes or (key in new_nodes and is_reached):
                     taken[key] = node
             rest = {key: node for key, node in new_nodes.items() if key not in taken}
-            self._add(taken | rest, known)
+            self._add(taken | rest, {**self.nodes, **self.made})
         for name, root in roots.items():
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer

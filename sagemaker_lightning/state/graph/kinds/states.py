@@ -352,11 +352,6 @@ POSITIONED = ITERATORS | {itertools.count, itertools.cycle, *REVERSED, *JOINED}
 """The classes of iterators of which a record may have the position."""
 
 
-def joined(value: Any) -> list[Any]:
-    """Return the iterators of an `enumerate` or a `zip`."""
-    return JoinedKind().take(value)[1]
-
-
 def is_over_sequence(iterator: Any) -> bool:
     """Return whether an iterator of `reversed` is over one of Python's sequences, or an array."""
     _, (sequence,), *_ = iterator.__reduce__()

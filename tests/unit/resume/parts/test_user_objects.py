@@ -32,7 +32,6 @@ from user_state import (
 )
 
 from sagemaker_lightning.compat import lightning_loops
-from sagemaker_lightning.resume.parts import roots
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
@@ -331,7 +330,7 @@ def test_data_that_the_next_epoch_makes_anew_are_not_saved(
 ):
     """Loaders that are given to `fit` stay."""
     monkeypatch.setattr(lightning_loops, "loaders_are_due", lambda trainer: is_due)
-    monkeypatch.setattr(roots, "loaders_are_given", lambda trainer: is_given)
+    monkeypatch.setattr(lightning_loops, "loaders_are_given", lambda trainer: is_given)
     points = Points(level=1.0)
     state = state_of(train=[DataLoader(points)])
     points.level = 2.0
