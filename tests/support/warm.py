@@ -329,8 +329,11 @@ def _reset_process() -> None:
     tempfile.tempdir = None  # else it is that of the test in which the server began
     gc.freeze()  # else each collection would look at, and copy, what the server has imported
     signal.set_wakeup_fd(-1)
-    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL, None):
+    # The test in which the server began may have blocked or ignored some; Python ignores two.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    kept = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
+    for number in set(signal.Signals) - kept:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
