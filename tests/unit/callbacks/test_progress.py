@@ -17,7 +17,7 @@ from sagemaker_lightning.launcher import job_request
 
 LINE = re.compile(
     r"epoch=(\d+)/2 step=(\d+)/(\d+) train_loss=\d\.\d+ train_acc=[01](?:\.\d+)? "
-    r"(val_loss=\d+\.\d+ val_acc=[01](?:\.\d+)? )?images/s=\d+\.\d+ left=\d:\d\d:\d\d"
+    r"(val_loss=\d+\.\d+ val_acc=[01](?:\.\d+)? )?images/s=\d+(?:\.\d+)? left=\d:\d\d:\d\d"
 )
 
 
