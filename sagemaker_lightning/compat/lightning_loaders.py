@@ -1,12 +1,13 @@
 """How Lightning prepares loaders and combines several of them.
 
 On an upgrade: compare utilities/combined_loader.py (what iter() and next() do in each mode, and
-which attributes say where an iterator is) and `_process_dataloader` of
+which attributes say where an iterator is) and `_process_dataloader` and `prepare_data` of
 trainer/connectors/data_connector.py.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -92,6 +93,23 @@ def replace_preparation(trainer: Trainer, prepare: Callable[..., Any]) -> None:
 def restore_preparation(trainer: Trainer) -> None:
     """Undo `replace_preparation`."""
     vars(trainer._data_connector).pop("_prepare_dataloader", None)
+
+
+def prepare_data_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Have the next `prepare_data` run within a context.
+
+    No hook of a callback comes between it and the data module's `setup`.
+    """
+    connector = trainer._data_connector
+
+    def prepare() -> None:
+        del vars(connector)["prepare_data"]
+        with context():
+            connector.prepare_data()
+
+    connector.prepare_data = prepare  # type: ignore[method-assign]  # of this one
 
 
 def shares_loaders(trainer: Trainer) -> bool:

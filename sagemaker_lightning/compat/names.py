@@ -110,7 +110,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Trainer._data_connector": "attribute",
         },
         f"{CONNECTORS}.data_connector": {
-            "_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"
+            "_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)",
+            "_DataConnector.prepare_data": "(self)",
         },
         f"{CONNECTORS}.accelerator_connector": {
             "_AcceleratorConnector.use_distributed_sampler": "attribute"

@@ -14,10 +14,12 @@ import random
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat.random_generators import process_marks, seed_python
 from sagemaker_lightning.state import generators
@@ -66,6 +68,15 @@ class _Unseeded:
 
 unseeded = _Unseeded()
 os.register_at_fork(after_in_child=unseeded.end)
+
+
+@contextmanager
+def draws_undone() -> Iterator[None]:
+    """Leave the generators of random, numpy and torch as they are, whatever is drawn meanwhile."""
+    count = unseeded.count
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
+        yield
+    unseeded.count = count
 
 
 def seed_all(*key: object) -> int:

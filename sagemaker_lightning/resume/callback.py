@@ -37,6 +37,7 @@ from sagemaker_lightning.compat.lightning_callbacks import (
     calling_hooks_directly,
     is_search_only,
 )
+from sagemaker_lightning.compat.lightning_loaders import prepare_data_within
 from sagemaker_lightning.compat.lightning_trainer import (
     callbacks_of,
     copies_this_process,
@@ -50,7 +51,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.contract.shutdown import Stop
-from sagemaker_lightning.data.seeded_indices import unseeded
+from sagemaker_lightning.data.seeded_indices import draws_undone, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import arguments, first_draws, memory_copies, moments
@@ -280,6 +281,9 @@ class ExactResume(EarlyCallback):
             self.trainer = trainer
             self._forget_run()
             self._settle_mesh(trainer)
+            if self.arguments["exact"]:
+                # It often draws only where its files are missing, and on one rank of a host alone.
+                prepare_data_within(trainer, draws_undone)
         self._continue_logs(trainer, trains)
 
     def _settle_mesh(self, trainer: Trainer) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pytorch_lightning.callbacks import (
     TQDMProgressBar,
 )
 from pytorch_lightning.cli import LightningCLI
+from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import (
     ExactResume,
@@ -54,6 +56,43 @@ def test_a_lightning_cli_resumes(tmp_path: Path, monkeypatch, capfd, by_flag: bo
     assert "resumed at step 14: the state is as it was saved" in output
     assert "resumed at step 17: the state is as it was saved" in output
     assert "overwrite" not in output
+
+
+class Downloaded(pl.LightningDataModule):
+    """Data that `prepare_data` draws, once, into a file; `setup` draws which are trained on."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def prepare_data(self):
+        if not self.file.exists():
+            inputs = torch.rand(20, 2) + torch.tensor(np.random.rand(2) + random.random())
+            np.save(self.file, inputs.numpy() + np.random.default_rng().random(2))
+
+    def setup(self, stage):
+        inputs = torch.tensor(np.load(self.file), dtype=torch.float32)
+        self.chosen = torch.randperm(20).tolist() + random.sample(range(20), 4)
+        self.chosen += np.random.default_rng().integers(20, size=3).tolist()
+        self.data = TensorDataset(inputs[self.chosen], (inputs[self.chosen, :1] > 1).float())
+
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=3, shuffle=True)
+
+
+def test_what_prepare_data_draws_once_changes_nothing_that_follows(tmp_path: Path, capfd):
+    def train(folder: Path, *callbacks) -> list[int]:
+        data = Downloaded(folder.with_suffix(".npy"))
+        short_trainer(folder, *callbacks).fit(Classifier(), data)
+        return data.chosen
+
+    alone = train(tmp_path / "alone")
+    with pytest.raises(SystemExit):
+        train(tmp_path / "run", StopsAt(0, 4))
+    assert train(tmp_path / "run") == alone
+    output = capfd.readouterr().out
+    assert "resumed at step 5: the state is as it was saved" in output
+    assert "not that of" not in output
 
 
 @pytest.mark.slow
