@@ -14,7 +14,6 @@ from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume import first_draws
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, shards
 from sagemaker_lightning.resume.files.checkpoint_dir import choose_checkpoint
-from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
 from sagemaker_lightning.resume.parts.gradients import Gradients
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
@@ -99,7 +98,6 @@ def read(run: "Run", path: Path) -> Resumption:
         path.name,
         resumed.same_ranks,
         parts_of(trainer).differences(resumed.of(GivenParts)),
-        start_hooks.names_in_start_hooks(trainer),
     )
     resumed.resolve(_reader(run, resumed, path.parent))
     return resumed

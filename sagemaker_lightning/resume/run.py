@@ -51,6 +51,7 @@ from sagemaker_lightning.resume.parts.optimizers import Optimizers, Schedulers
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.parts.weights import Weights
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.resumption import Resumption
 from sagemaker_lightning.resume.same_run import earlier_fits
@@ -236,7 +237,7 @@ class Run:
         self.has_looked_for_checkpoint = True
         loading.refuse_another_model(self)
         self.part(UserObjects).graph.begin()
-        self.same_run.note_numbers()
+        self.same_run.note_program()
         path = loading.choose(self)
         if path is None:
             loading.warn_of_random_model(self)
@@ -261,9 +262,9 @@ class Run:
         lightning_checkpoints.load_data_module_within(
             self.trainer, self.part(DataEpoch).data_module_loads
         )
-        lightning_checkpoints.make_optimizers_within(
-            self.trainer, self.part(UserObjects).grown.without_what_they_got
-        )
+        weights = self.part(Weights)
+        if weights.is_loaded_before_optimizers:
+            lightning_checkpoints.make_optimizers_within(self.trainer, weights.making_optimizers)
         self.check.continue_results(resumed.entries["resumes"])
 
     def accept(self, checkpoint: dict[str, Any]) -> None:

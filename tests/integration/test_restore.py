@@ -1,5 +1,6 @@
 """Short trainings of this process that are interrupted: what a resumed run has from before."""
 
+import copy
 import random
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
 from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import ExactResume
@@ -321,6 +323,53 @@ def test_a_pruned_model_is_pruned_again(tmp_path):
         trainer(tmp_path, pruning()).fit(Noted("batch 1:1"))
     trainer(tmp_path, pruning()).fit(model := Noted())
     assert weights(model) == weights(alone) and model.events == alone.events
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps the weights that it began with, known by their parameters."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.first = {id(each): each.detach().clone() for each in self.param_groups[0]["params"]}
+
+
+class MadeWithItsOptimizer(Noted):
+    """Makes things of its first weights when it makes its optimizer, and trains with them."""
+
+    def configure_optimizers(self):
+        optimizer = Remembering(list(self.line.parameters()))
+        self.anchor = [self.line.weight.detach().clone()]
+        self.norm = float(self.line.weight.norm())
+        self.register_buffer("mean", self.line.weight.detach().mean())
+        self.teacher = copy.deepcopy(self.line).requires_grad_(False)
+        rate = self.line.weight.detach().abs().mean()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 - epoch * rate / 99)
+        return [optimizer], [schedule]
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        with torch.no_grad():
+            for mine, own in zip(self.teacher.parameters(), self.line.parameters(), strict=True):
+                mine.lerp_(own, 0.1)
+        first = self.optimizers().optimizer.first
+        pulls = [self.anchor[0], self.teacher.weight, first[id(self.line.weight)], self.mean]
+        return loss + self.norm * sum((self.line.weight - each).square().sum() for each in pulls)
+
+
+class PrunedAtItsStart(Noted):
+    def on_fit_start(self):
+        prune.random_unstructured(self.line, "weight", amount=1)
+
+
+@pytest.mark.parametrize("model_class", [MadeWithItsOptimizer, PrunedAtItsStart])
+def test_what_is_made_of_the_first_weights_is_made_of_them_again(tmp_path, capfd, model_class):
+    trainer(tmp_path / "alone").fit(alone := model_class())
+    for stop in ("batch 0:1", "batch 1:2"):
+        with interrupted():
+            trainer(tmp_path / "run").fit(model_class(stop))
+    trainer(tmp_path / "run").fit(model := model_class())
+    assert weights(model) == weights(alone) and model.events == alone.events
+    assert "warning" not in capfd.readouterr().out
 
 
 class Consolidating(Noted):

@@ -27,30 +27,37 @@ class GrownModules:
 
     @contextmanager
     def without_what_they_got(self) -> Iterator[None]:
-        """Leave modules without what they have got, and with what this has replaced."""
-        taken: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        """Leave modules without what they have got, and with what this has replaced.
+
+        What they get within is theirs as at the start.
+        """
+        spaces: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, Any]] = []
         attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         for module, variables, members in self.before:
             for space, first in zip(_spaces_of(module), members, strict=True):
-                if any(first.get(name, self) is not value for name, value in space.items()):
-                    present = dict(space)
+                present = dict(space)
+                if has_got := any(
+                    first.get(name, self) is not each for name, each in space.items()
+                ):
                     space.clear()
                     space.update({name: first[name] for name in first if name in present})
-                    taken.append((space, present, dict(space)))
+                spaces.append((space, first, present if has_got else None, dict(space)))
             gone = {name: variables[name] for name in variables.keys() - vars(module).keys()}
             attributes.append((module, gone))
             vars(module).update(gone)
         try:
             yield
         finally:
-            for space, present, within in taken:
+            for space, first, replaced, within in spaces:
                 made_within = {
                     name: value
                     for name, value in space.items()
                     if within.get(name, self) is not value
                 }
-                space.clear()
-                space.update(present | made_within)
+                first.update(made_within)
+                if replaced is not None:
+                    space.clear()
+                    space.update(replaced | made_within)
             for module, gone in attributes:
                 for name in gone:
                     vars(module).pop(name, None)

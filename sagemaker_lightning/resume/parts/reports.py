@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torchmetrics import MetricTracker
 
 from sagemaker_lightning.compat.torch_modules import parameters
@@ -202,6 +203,7 @@ class Reports:
         """
         start = self.state.begin()
         self._report_modules()
+        self._report_classes()
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CALLED)
@@ -272,6 +274,33 @@ class Reports:
                         "made while training, and a resumed run cannot make it to load its "
                         "weights: after an interruption this run cannot continue; make it in "
                         "__init__() or configure_model()"
+                    )
+
+    def _report_classes(self) -> None:
+        """Print, once for each, which modules have got another class of a library's.
+
+        `remove_parametrizations` does that. Where the module has got what cannot be saved, too, as
+        by `register_parametrization`, that is said.
+        """
+        start = self.state.begin()
+        said = {each.path for each in self.state.unsaved}
+        for module in self.trainer.lightning_module.modules():
+            node = start.nodes.get(id(module))
+            if node is None or type(module) is node.class_:
+                continue
+            if issubclass(node.class_, LazyModuleMixin):  # its first batch gives it a class
+                continue
+            path = start.paths[id(module)]
+            of_library = is_library_class(node.class_) or is_library_class(type(module))
+            if of_library and path not in said and (path, "class") not in self.reported:
+                self.reported.add((path, "class"))
+                if self.trainer.is_global_zero:
+                    log.warning(
+                        f"{path} was {with_article(node.class_.__name__)}, and has become "
+                        f"{with_article(type(module).__name__)} while training, which a resumed "
+                        "run does not make of it to load its weights: after an interruption this "
+                        "run cannot continue; change it in __init__() or configure_model(), or "
+                        "after training"
                     )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:

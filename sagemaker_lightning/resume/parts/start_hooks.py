@@ -23,6 +23,8 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.state import GraphState
 
 HOOKS = "on_fit_start", "on_train_start"
+MAKING_HOOKS = "configure_optimizers", *HOOKS
+"""Hooks that may make parts of the model, which their program makes again when it is resumed."""
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
 MIN_ELEMENTS = 1 << 20
 """Elements that a value may have; as many as the weights have are good, too.
@@ -134,15 +136,16 @@ def _size(value: Any) -> int:
 def names_in_start_hooks(trainer: Trainer) -> set[str]:
     """Return the names of model parts that hooks before training may create.
 
-    They are all names that the user's on_fit_start and on_train_start mention, or the functions
-    that they call.
+    They are all names that the user's MAKING_HOOKS mention, or the functions that they call.
     """
     owners = [
         owner
         for owner in (trainer.lightning_module, *callbacks_of(trainer))
         if not object_graph.is_library_class(type(owner))
     ]
-    return set().union(*(names_in_hook(type(owner), name) for owner in owners for name in HOOKS))
+    return set().union(
+        *(names_in_hook(type(owner), name) for owner in owners for name in MAKING_HOOKS)
+    )
 
 
 def names_in_hook(class_: type, hook: str) -> set[str]:
@@ -153,7 +156,7 @@ def names_in_hook(class_: type, hook: str) -> set[str]:
         hook: The name of the hook.
     """
     names: set[str] = set()
-    functions = [getattr(class_, hook)]
+    functions: list[Any] = [getattr(class_, hook, None)]  # a callback has no configure_optimizers
     while functions:
         function = inspect.unwrap(functions.pop())
         if not isinstance(function, types.FunctionType) or is_of_library(function):

@@ -5,7 +5,8 @@ that begin training, they are loaded again: in the interrupted run, these hooks 
 checkpoint, so that their effect is in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,8 @@ class Weights(Part):
         """Weights of parts of the model that a hook creates."""
         self.trained: dict[str, Any] | None = None
         """The model's weights, if a hook of the user's has put others in the file."""
+        self.at_start: dict[str, Tensor] = {}
+        """The weights and buffers that the program has made, by name, until `making_optimizers`."""
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Prepare the model for its weights, or load them once more.
@@ -59,6 +62,8 @@ class Weights(Part):
             UserError: The weights are not those of this model.
         """
         if moment is Moment.LOADING:
+            if self.is_loaded_before_optimizers:
+                self.at_start = values_of(self.trainer.lightning_module)
             # If a hook of the user's made those in the file, a hook of the user's reads them.
             loaded = [self.trained] if self.trained else [saved.get(key, {}) for key in KEYS]
             for weights in loaded:
@@ -68,6 +73,26 @@ class Weights(Part):
             # Lightning's WeightAveraging saves its average as state_dict.
             own = saved.get("current_model_state", saved["state_dict"])
             self._load_again(self.trained or own)
+
+    @property
+    def is_loaded_before_optimizers(self) -> bool:
+        """Whether Lightning loads the weights before it makes the optimizers."""
+        return not self.trainer.strategy.restore_checkpoint_after_setup
+
+    @contextmanager
+    def making_optimizers(self) -> Iterator[None]:
+        """Have the model, within, as the program has made it.
+
+        Lightning has loaded the weights before, and what `configure_optimizers` makes of them, such
+        as a copy, would be made of later ones than in the interrupted run.
+        """
+        model = self.trainer.lightning_module
+        loaded = values_of(model)
+        with self.run.part(UserObjects).grown.without_what_they_got():
+            set_values(model, self.at_start)
+            self.at_start = {}
+            yield
+        set_values(model, loaded)
 
     def _prepare(self, weights: dict[str, Any]) -> None:
         """Let the model have what the weights are of, before Lightning loads them.
@@ -146,6 +171,23 @@ class Weights(Part):
     def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
         """Return the names of what is there, and another one."""
         return [name for name, digest in before.items() if now.get(name, digest) != digest]
+
+
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the parameters and buffers of a model that have values, by name."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: each.detach().clone() for name, each in named if has_values(each)}
+
+
+def set_values(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give a model's parameters and buffers the values of those of the same name and shape."""
+    for name, each in [*model.named_parameters(), *model.named_buffers()]:
+        value = values.get(name)
+        if value is None or value.shape != each.shape:
+            continue
+        # What is expanded takes no values, and has got no others.
+        if each.layout != torch.strided or not torch.equal(each, value.to(each.device)):
+            each.detach().copy_(value)
 
 
 def resize_buffers(model: nn.Module, state: Mapping[str, Any], exactly: bool = True) -> None:

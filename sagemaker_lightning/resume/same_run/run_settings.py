@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -76,11 +76,9 @@ def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
         trainer: Lightning's trainer.
         flags: All settings by flag.
     """
-    shapes = _shapes(trainer.lightning_module)
     return {
         "flags": json.dumps(flags, default=str),
         "data": _data_identity(trainer),
-        "shapes": shapes,
         "ranks": trainer.world_size,
     } | _loader_numbers(trainer)
 
@@ -90,7 +88,6 @@ def differences(
     flags: Mapping[str, object],
     before: Mapping[str, Any],
     other_settings: bool = False,
-    to_come: Collection[str] = (),
 ) -> list[str]:
     """Return what differs between this run and a checkpoint's run, a line for each.
 
@@ -99,8 +96,6 @@ def differences(
         flags: All settings of this run by flag.
         before: What `describe` returned when the checkpoint's run began.
         other_settings: Whether the flags MAY_CHANGE_IF_ALLOWED may differ.
-        to_come: Names of parts of the model that a hook creates before training; this run may lack
-            them.
     """
     current = describe(trainer, flags)
     changed = _changed_flags(before, flags)
@@ -112,15 +107,6 @@ def differences(
     lines = [_described_change(flag, *changed[flag]) for flag in sorted(forbidden)]
     if before["data"] != current["data"]:
         lines.append(f"the training data was {before['data']}, is {current['data']}")
-    shapes = [before["shapes"], current["shapes"]]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        before_value, now_value = (shapes_of_run.get(name, "absent") for shapes_of_run in shapes)
-        if (
-            before_value != now_value
-            and None not in (before_value, now_value)
-            and not (now_value == "absent" and name.partition(".")[0] in to_come)
-        ):
-            lines.append(f"the model's {name} was {before_value}, is {now_value}")
     return lines
 
 
@@ -223,7 +209,7 @@ def changed_settings(
     ]
 
 
-def _shapes(model: torch.nn.Module) -> dict[str, list[int] | None]:
+def shapes_of(model: torch.nn.Module) -> dict[str, list[int] | None]:
     """Return the shapes of weights and buffers, by the names that a state dict has for them.
 
     The shape is None for a lazy one, which gets it from the first batch. The model is not asked for
@@ -259,3 +245,20 @@ def _data_identity(trainer: Trainer) -> str:
         return f"{trainer.num_nodes} parts"  # this host knows only one of them
     fingerprint = getattr(data_module_of(trainer), "fingerprint", None)
     return str(fingerprint() if callable(fingerprint) else fingerprint)
+
+
+def other_shapes(
+    before: Mapping[str, list[int] | None], now: Mapping[str, list[int] | None]
+) -> list[str]:
+    """Return which weights and buffers were there or have another shape, a line for each.
+
+    Args:
+        before: What `shapes_of` returned when the checkpoint's run began.
+        now: What it returns now.
+    """
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        shapes = before.get(name, "absent"), now.get(name, "absent")
+        if shapes[0] != shapes[1] and None not in shapes:
+            lines.append(f"the model's {name} was {shapes[0]}, is {shapes[1]}")
+    return lines

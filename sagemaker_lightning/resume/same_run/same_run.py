@@ -1,7 +1,7 @@
 """Whether a checkpoint is of this run: what is refused, and what is said."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -46,6 +46,8 @@ class SameRun:
         """What configure_optimizers has made, before hooks and the checkpoint change it."""
         self.code_numbers: Mapping[str, str] | None = None
         """The numbers that the code gives; None if they are not known."""
+        self.shapes: dict[str, list[int] | None] = {}
+        """The shapes of the weights and buffers that the program has made."""
         self.has_trained_before = False
         """Whether this program has trained the model: it may have changed its arrays since."""
 
@@ -57,9 +59,13 @@ class SameRun:
         same_scaling = before == self.settings.get(scaling)
         return self.same_ranks and same_scaling and not self.other_settings
 
-    def note_numbers(self) -> None:
-        """Note the numbers that the code gives, before anything is loaded."""
+    def note_program(self) -> None:
+        """Note the numbers that the code gives and the model's shapes.
+
+        That is before anything is loaded, and before hooks make or replace parts of the model.
+        """
         self.code_numbers = code_numbers.describe(self.trainer)
+        self.shapes = run_settings.shapes_of(self.trainer.lightning_module)
 
     def compare(
         self,
@@ -67,7 +73,6 @@ class SameRun:
         file_name: str,
         same_ranks: bool,
         other_parts: list[str],
-        to_come: Collection[str],
     ) -> None:
         """Refuse a checkpoint of another run, before anything of it is loaded.
 
@@ -76,7 +81,6 @@ class SameRun:
             file_name: The name of its file.
             same_ranks: Whether as many ranks have saved it.
             other_parts: A phrase for each part that only one of the runs has been given.
-            to_come: Names of parts of the model that hooks before training may create.
 
         Raises:
             UserError: It is of another run.
@@ -85,9 +89,8 @@ class SameRun:
         self.file_name = file_name
         self.same_ranks = same_ranks
         self._refuse(
-            run_settings.differences(
-                self.trainer, self.settings, before, self.other_settings, to_come
-            )
+            run_settings.differences(self.trainer, self.settings, before, self.other_settings)
+            + run_settings.other_shapes(before["shapes"], self.shapes)
         )
         self._refuse(other_parts)
 
@@ -146,7 +149,10 @@ class SameRun:
 
         What the run was allowed to change is compared with from now on.
         """
-        before = self.before or run_settings.describe(self.trainer, self.settings)
+        before = self.before or {
+            **run_settings.describe(self.trainer, self.settings),
+            "shapes": self.shapes,
+        }
         return {
             **before,
             "optimizers": self.optimizer_arguments,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -250,7 +250,7 @@ class GraphState:
             }
         )
 
-    def numbers(self, changed: Collection[str]) -> dict[str, bytes]:
+    def numbers(self, changed: Set[str]) -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.
 
         The hash is the same in another process. Single numbers are left out.
@@ -281,7 +281,9 @@ class GraphState:
             for name, mark in found.items():
                 attribute = _attribute_of(node, start) + name
                 marks.setdefault(attribute, []).append(mark)
-                if start.paths[key] in changed or attribute in changed:
+                # What has taken another object's place is known by another path than its place's.
+                names = start.paths[key], attribute, _in_attribute(node).path + name
+                if not changed.isdisjoint(names):
                     left_out.add(attribute)
         return {
             name: fingerprints.of_bytes(b" ".join(found))

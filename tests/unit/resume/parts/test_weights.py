@@ -9,7 +9,7 @@ import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from torch import nn
 from torch.nn.utils import prune
-from torch.nn.utils.parametrize import register_parametrization
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from torchmetrics import MeanMetric
 from torchvision.ops import FrozenBatchNorm2d
 from untrained import in_epoch_5, run_of
@@ -191,6 +191,33 @@ def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(
     ]
     with pytest.raises(UserError, match=f"found weights {weight}, which the model has not got"):
         fitted(tmp_path, make)
+
+
+class Unparametrized(Noted):
+    """Has its layer's weight computed up to its second epoch."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        register_parametrization(self.line, "weight", nn.Tanh())
+
+    def on_train_start(self):
+        """Change nothing."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            remove_parametrizations(self.line, "weight")
+
+
+def test_a_class_that_a_library_has_replaced_is_said_at_once(tmp_path, capsys):
+    with interrupted():
+        fitted(tmp_path, Unparametrized, stop="batch 1:1")
+    assert (
+        "model.line was a ParametrizedLinear, and has become a Linear while training, which a "
+        "resumed run does not make of it to load its weights: after an interruption this run "
+        "cannot continue;"
+    ) in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"found weights line\.weight, which the model has not got"):
+        fitted(tmp_path, Unparametrized)
 
 
 def trainer_of(model: pl.LightningModule, *callbacks) -> pl.Trainer:
