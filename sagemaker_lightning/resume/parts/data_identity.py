@@ -18,7 +18,7 @@ from sagemaker_lightning.resume.parts.roots import TRAINING, VALIDATION, user_ob
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
-CODE_ROOTS = "model", "callbacks."
+CODE_ROOTS = "model", "callbacks.", "optimizers.", "schedulers."
 """How the paths begin of what the code makes itself."""
 LOADER_ATTRIBUTES = "batch_size", "drop_last", "sampler"
 """What decides a loader's batches."""
@@ -39,8 +39,9 @@ class DataIdentity(Part):
         """Return the lengths, and the numbers that the data hold, by name.
 
         These are lengths, and the numbers that the datasets hold, or the model and the callbacks in
-        arrays, such as directions drawn once: of those that the program has made and nothing has
-        changed since. A text may rightly be another one, such as a folder.
+        arrays, also of their containers and objects, such as directions drawn once: of those that
+        the program has made and nothing has changed since. A text may rightly be another one, such
+        as a folder.
         """
         # If loaders are made anew while training, a resumed run makes the training data as of the
         # interrupted run's epoch, but the validation data as of its own first one.
@@ -60,10 +61,9 @@ class DataIdentity(Part):
         objects = self.run.part(UserObjects)  # what has changed is saved itself
         numbers = {
             f"{NUMBERS}{path}": mark
-            for path, mark in objects.graph.numbers(objects.changed).items()
-            # A list in the code is compared with other numbers of the code.
-            if path.startswith(stages)
-            or (path.startswith(CODE_ROOTS) and objects.graph.are_arrays(path))
+            # Lists in the code are compared with other numbers of the code.
+            for path, mark in objects.graph.numbers(objects.changed, but=CODE_ROOTS).items()
+            if path.startswith((*stages, *CODE_ROOTS))
         }
         return lengths | numbers | self._batches(stages)
 

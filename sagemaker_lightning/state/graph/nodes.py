@@ -248,11 +248,9 @@ def holds_values_alone(value: Any) -> bool:
         kind = kind_of_class(type(each))
         if kind is LIBRARYS and not is_made_of_attributes(each):
             return False
-        if isinstance(each, np.ndarray) and each.dtype.hasobject:
-            return False
         parts = [*attributes(each).values()] if kind is LIBRARYS else []
-        if type(each) in CONTAINERS:
-            _, parts = CONTAINERS[type(each)].take(each)
+        if kind is ARRAY or type(each) in CONTAINERS:
+            _, parts = kind.take(each)
         if SCALARS.issuperset(map(type, parts)):
             continue
         found = {id(part): part for part in parts if id(part) not in seen}

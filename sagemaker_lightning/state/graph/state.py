@@ -250,13 +250,14 @@ class GraphState:
             }
         )
 
-    def numbers(self, changed: Set[str]) -> dict[str, bytes]:
+    def numbers(self, changed: Set[str], but: tuple[str, ...]) -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.
 
         The hash is the same in another process. Single numbers are left out.
 
         Args:
             changed: The names of what has changed; attributes that hold such are left out.
+            but: How the paths begin of which lists and tuples of numbers are left out, too.
         """
         start = self.begin()
         saved_by_others = set(map(id, start.saved_by_others().values()))
@@ -270,6 +271,8 @@ class GraphState:
                 continue
             if node.kind in (TENSOR, ARRAY):
                 found[""] = node.mark
+            elif start.paths[key].startswith(but):
+                continue
             elif node.kind is KINDS["list"] and _are_numbers(node.parts):
                 found[""] = repr(node.parts).encode()
             elif node.kind is OBJECT:
@@ -290,11 +293,6 @@ class GraphState:
             for name, found in marks.items()
             if name not in left_out and all(found)
         }
-
-    def are_arrays(self, path: str) -> bool:
-        """Return whether the object at a path of the start is one array or tensor."""
-        node = self.begin().by_path.get(path)
-        return node is not None and node.kind in (TENSOR, ARRAY)
 
 
 def _in_attribute(node: Node) -> Node:

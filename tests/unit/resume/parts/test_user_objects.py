@@ -281,6 +281,7 @@ def test_what_tells_the_data_from_others():
     train = [DataLoader(Points(numbers=[1, 2], single=3, seen=[1]), 4, drop_last=True)]
     val = [DataLoader(TensorDataset(torch.ones(3)), batch_size=None)]
     model = Model(directions=np.ones(2), seen=np.ones(2), sizes=[1, 2])
+    model.anchors = {"first": [torch.ones(1)], "seen": np.ones(1)}
     holding = Holding(directions=np.ones(2))
     state = state_of(model, holding, train=[*train, DataLoader(Stream()), Loader()], val=val)
     train[0].dataset.seen.append(2)
@@ -291,6 +292,7 @@ def test_what_tells_the_data_from_others():
         "train.0.dataset.numbers",
         "val.0.dataset.tensors",
         "model.directions",
+        "model.anchors",
         "callbacks.0 Holding.directions",
     }
     others = {name: value for name, value in data.items() if not name.startswith(begin)}

@@ -3,6 +3,7 @@
 import queue
 import subprocess
 import tempfile
+import threading
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ def learns(object_):
         object_.draw(3)
     elif isinstance(object_, torch.distributions.Normal):
         object_.scale = object_.scale + 1
+    elif scipy.sparse.issparse(object_) and object_.format == "lil":
+        object_[0, 1] += 1
     else:
         object_.data += 1
 
@@ -45,6 +48,7 @@ def told(object_):
     [
         lambda: MiniBatchKMeans(2, n_init=1, random_state=0),
         lambda: scipy.sparse.csr_matrix(np.eye(2)),
+        lambda: scipy.sparse.lil_matrix(np.eye(2)),  # arrays of objects
         lambda: torch.distributions.Normal(torch.zeros(()), torch.ones(())),
         lambda: torch.quasirandom.SobolEngine(2),
     ],
@@ -72,13 +76,19 @@ class Handled(torch.distributions.Distribution):
         return self
 
 
+def with_locks(object_):
+    """Return an object that has got an array of locks."""
+    object_.locks = np.array([threading.Lock()])
+    return object_
+
+
 @pytest.mark.parametrize(
     "make_object",
     [
         lambda: Handled(validate_args=False),
         lambda: scipy.stats.norm(0, 1),  # it holds one that is copied in a way of its own
         lambda: queue.Queue(),  # a lock
-        lambda: scipy.sparse.lil_matrix((2, 2)),  # an array of objects, which no record holds
+        lambda: with_locks(torch.distributions.Bernoulli(torch.ones(()))),
         lambda: torch.optim.lr_scheduler.LRScheduler.__new__(torch.optim.lr_scheduler.LRScheduler),
         lambda: subprocess.Popen.__new__(subprocess.Popen),
         lambda: pl.Trainer(logger=False, enable_checkpointing=False),

@@ -51,7 +51,7 @@ def test_the_hash_of_numbers_is_the_same_in_another_process_and_version():
     model = Thing(array=np.arange(3.0), tensor=torch.arange(3), text=["a"], one=3)
     vars(model).update(numbers=[1, 2.5], row=(1, 2))
     model.pair = (np.ones(2), torch.ones(2))
-    numbers = state_of(model).numbers(())
+    numbers = state_of(model).numbers(set(), ())
     assert {name: mark.hex()[-16:] for name, mark in numbers.items()} == {
         "model.array": "c61b82935dc37863",
         "model.pair": "096060e0d1271904",
