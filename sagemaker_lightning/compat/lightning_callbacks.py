@@ -271,6 +271,15 @@ def resumes_averaging(callback: StochasticWeightAveraging) -> bool:
     return callback._scheduler_state is not None
 
 
+def leaves_gradients(callback: Callback, epoch: int) -> bool:
+    """Return whether a callback may have an optimizer use the gradients that an epoch leaves.
+
+    After its last epoch, StochasticWeightAveraging adds one that only gathers the statistics of
+    batch norm. Lightning computes no gradients in it, removes none, and steps at its end.
+    """
+    return isinstance(callback, StochasticWeightAveraging) and callback.swa_end <= epoch
+
+
 def set_accumulation(callback: StochasticWeightAveraging, batches: int) -> None:
     """Set the accumulation that the trainer gets after batch norm's epoch.
 

@@ -338,6 +338,11 @@ def load_data_module_within(
     _call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
+def load_loops_within(trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Have Lightning load the next state of its loops within a context."""
+    _call_within(trainer._checkpoint_connector, "restore_loops", context)
+
+
 def make_optimizers_within(
     trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:

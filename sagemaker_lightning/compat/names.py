@@ -125,6 +125,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_CheckpointConnector._loaded_checkpoint": "attribute",
             "_CheckpointConnector.dump_checkpoint": "(self, weights_only)",
             "_CheckpointConnector.restore_datamodule": "(self)",
+            "_CheckpointConnector.restore_loops": "(self)",
             "_CheckpointConnector.restore_lr_schedulers": "(self)",
             "_CheckpointConnector.resume_start": (
                 "(self, checkpoint_path, weights_only) | (self, checkpoint_path)"

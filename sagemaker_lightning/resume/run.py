@@ -262,6 +262,7 @@ class Run:
         lightning_checkpoints.load_data_module_within(
             self.trainer, self.part(DataEpoch).data_module_loads
         )
+        lightning_checkpoints.load_loops_within(self.trainer, self.part(Limits).loading_loops)
         weights = self.part(Weights)
         if weights.is_loaded_before_optimizers:
             lightning_checkpoints.make_optimizers_within(self.trainer, weights.making_optimizers)

@@ -396,11 +396,16 @@ def _modules_in(function: types.FunctionType) -> list[types.ModuleType]:
 
 
 def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:
-    """Return the variables of a class or a function, by name."""
+    """Return the variables of a class or a function, by name.
+
+    Python notes in those of an enum, of names that it reserves, which combinations of flags it has
+    met.
+    """
+    is_enum = isinstance(owner, enum.EnumMeta)
     return {
         f"{owner.__module__}.{owner.__qualname__}.{name}": value
         for name, value in vars(owner).items()
-        if not name.startswith("__")
+        if not name.startswith("_" if is_enum and name.endswith("_") else "__")
     }
 
 

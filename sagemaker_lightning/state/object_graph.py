@@ -412,9 +412,11 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
                 name += f"#{index}"
             names.add(name)
             yield name, member
+        yield from _attributes_beside(value, names)
     elif isinstance(value, CONTAINERS):
         for index, member in enumerate(itertools.islice(value, MAX_MEMBERS)):
             yield str(index), member
+        yield from _attributes_beside(value, ())
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     elif code and isinstance(value, (classmethod, staticmethod)):
@@ -451,6 +453,18 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         for name, member in namespace(value).items():
             if isinstance(member, GENERATORS):
                 yield name, member
+
+
+def _attributes_beside(value: Any, names: Container[str]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the attributes that a container of a user's class has.
+
+    Args:
+        value: The container.
+        names: The names of its elements.
+    """
+    if not is_library_class(type(value)):
+        for name, member in attributes(value).items():
+            yield f"{name}#" if name in names else name, member
 
 
 @kept

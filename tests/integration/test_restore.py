@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
+from pytorch_lightning.callbacks import (
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 from torch import nn
 from torch.nn.utils import prune
@@ -370,6 +374,37 @@ def test_what_is_made_of_the_first_weights_is_made_of_them_again(tmp_path, capfd
     trainer(tmp_path / "run").fit(model := model_class())
     assert weights(model) == weights(alone) and model.events == alone.events
     assert "warning" not in capfd.readouterr().out
+
+
+class Normalized(Noted):
+    def __init__(self, stop: str = "") -> None:
+        super().__init__(stop)
+        self.norm = nn.BatchNorm1d(2)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step([self.norm(batch[0])], batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("stop", ["batch 2:3", "batch 3:0", "batch 3:3"])
+def test_the_epoch_that_an_average_adds_ends_as_if_it_was_not_interrupted(tmp_path, stop):
+    """It computes no gradients, and its step uses those of the epoch before."""
+
+    def train(folder: Path, **moments) -> Noted:
+        as_in_a_new_process()
+        average = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
+        trainer(folder, average, max_epochs=3).fit(model := Normalized(**moments))
+        return model
+
+    alone = train(tmp_path / "alone")
+    assert alone.events[-2:] == ["end 3", "all"]
+    with interrupted():
+        train(tmp_path / "run", stop=stop)
+    for _ in range(2):  # the second one has nothing left to train
+        model = train(tmp_path / "run")
+        assert (weights(model), model.events) == (weights(alone), alone.events)
 
 
 class Consolidating(Noted):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sagemaker_lightning.compat import dtensors, lightning_loops
+from sagemaker_lightning.compat.lightning_callbacks import leaves_gradients
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
@@ -96,6 +97,7 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
         # These may not remove them, but set them to zero. An optimizer still moves such a weight.
         and all(is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
         and all(is_of_library(owner.on_before_zero_grad) for owner in owners)
+        and not any(leaves_gradients(each, trainer.current_epoch) for each in callbacks_of(trainer))
     )
     if not is_removed_by_lightning:
         return parameters

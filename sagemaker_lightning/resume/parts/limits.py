@@ -1,6 +1,7 @@
 """The limits of training, in epochs and steps, and what callbacks have added to them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
@@ -28,8 +29,6 @@ class Limits(Part):
         """The same, with what hooks at the start of training have added."""
         self.added_before = [0, 0]
         """Epochs and steps that callbacks of the interrupted run had added."""
-        self.raised_epochs = 0
-        """Epochs added to the limit while Lightning loads the checkpoint."""
         self.exceeded = ""
         """The limit of this training that the checkpoint is beyond."""
 
@@ -46,29 +45,26 @@ class Limits(Part):
         if saved["of_flags"] == self.of_flags:
             self.added_before = saved["added_limits"]
             add_to_limits(self.trainer, self.added_before)
-        loop = self.resumed.checkpoint["loops"]["fit_loop"]
-        self._raise_epochs(loop["epoch_progress"]["current"]["processed"])
 
-    def _raise_epochs(self, epoch: int) -> None:
-        """Let Lightning load a checkpoint of an epoch beyond this training's limit.
+    @contextmanager
+    def loading_loops(self) -> Iterator[None]:
+        """Let Lightning load, within, a checkpoint of an epoch beyond this training's limit.
 
         It refuses that. But a program that trains on, with a higher limit than at first, comes by
-        its first training again when it is started again. `loops_begin` undoes this.
-        """
-        limit = self.trainer.fit_loop.max_epochs
-        if limit not in (None, -1) and epoch > limit:
-            self.raised_epochs = epoch - limit
-            self.trainer.fit_loop.max_epochs = epoch
-
-    def loops_begin(self) -> None:
-        """Set the limit of epochs to what it is without `_raise_epochs`.
-
-        Hooks at the start of training may have changed it since, as StochasticWeightAveraging does.
+        its first training again when it is started again.
         """
         loop = self.trainer.fit_loop
-        if self.raised_epochs and loop.max_epochs is not None:
-            loop.max_epochs -= self.raised_epochs
-            self.raised_epochs = 0
+        limit = loop.max_epochs
+        saved = self.resumed.checkpoint["loops"]["fit_loop"]
+        epoch = saved["epoch_progress"]["current"]["processed"]
+        if limit not in (None, -1) and epoch > limit:
+            loop.max_epochs = epoch
+        yield
+        loop.max_epochs = limit
+
+    def loops_begin(self) -> None:
+        """Note whether the checkpoint is beyond this training's limit."""
+        loop = self.trainer.fit_loop
         if self.run.resumed and loop.max_epochs not in (None, -1):
             reached = lightning_loops.epoch_counts(self.trainer).processed + (
                 self.resumed.epoch_is_open and not lightning_loops.epoch_is_done(self.trainer)

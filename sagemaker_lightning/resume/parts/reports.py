@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torchmetrics import MetricTracker
 
-from sagemaker_lightning.compat.torch_modules import parameters
+from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -203,7 +202,7 @@ class Reports:
         """
         start = self.state.begin()
         self._report_modules()
-        self._report_classes()
+        self._report_weights()
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CALLED)
@@ -276,32 +275,33 @@ class Reports:
                         "__init__() or configure_model()"
                     )
 
-    def _report_classes(self) -> None:
-        """Print, once for each, which modules have got another class of a library's.
+    def _report_weights(self) -> None:
+        """Print, once for each, which weights have taken the place of what was computed.
 
-        `remove_parametrizations` does that. Where the module has got what cannot be saved, too, as
-        by `register_parametrization`, that is said.
+        `prune.remove` and `remove_parametrizations` do that: a checkpoint has a weight of that name
+        then, and a resumed run's model has no place for it.
         """
         start = self.state.begin()
-        said = {each.path for each in self.state.unsaved}
         for module in self.trainer.lightning_module.modules():
             node = start.nodes.get(id(module))
-            if node is None or type(module) is node.class_:
-                continue
-            if issubclass(node.class_, LazyModuleMixin):  # its first batch gives it a class
+            if node is None:
                 continue
             path = start.paths[id(module)]
-            of_library = is_library_class(node.class_) or is_library_class(type(module))
-            if of_library and path not in said and (path, "class") not in self.reported:
-                self.reported.add((path, "class"))
-                if self.trainer.is_global_zero:
-                    log.warning(
-                        f"{path} was {with_article(node.class_.__name__)}, and has become "
-                        f"{with_article(type(module).__name__)} while training, which a resumed "
-                        "run does not make of it to load its weights: after an interruption this "
-                        "run cannot continue; change it in __init__() or configure_model(), or "
-                        "after training"
-                    )
+            for name in (*parameters(module), *buffers(module)):
+                weight = f"{path}.{name}"
+                if (
+                    weight not in start.tensors
+                    and (name in node.note or type(module) is not node.class_)
+                    and weight not in self.reported
+                ):
+                    self.reported.add(weight)
+                    if self.trainer.is_global_zero:
+                        log.warning(
+                            f"{weight} was computed at the start, and has become a weight while "
+                            "training, which a resumed run does not make of it to load it: after "
+                            "an interruption this run cannot continue; do this after training, "
+                            "or in __init__() or configure_model()"
+                        )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:
         """Return whether a hook makes an object for each epoch, such as a metric or an iterator.

@@ -249,7 +249,7 @@ def holds_values_alone(value: Any) -> bool:
         if kind is LIBRARYS and not is_made_of_attributes(each):
             return False
         parts = [*attributes(each).values()] if kind is LIBRARYS else []
-        if kind is ARRAY or type(each) in CONTAINERS:
+        if kind is not None and (kind is ARRAY or type(each) in CONTAINERS):
             _, parts = kind.take(each)
         if SCALARS.issuperset(map(type, parts)):
             continue

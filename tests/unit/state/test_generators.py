@@ -3,6 +3,7 @@
 import random
 import warnings
 import zlib
+from collections import deque
 from functools import partial
 from types import SimpleNamespace
 
@@ -108,6 +109,16 @@ class Reading:
 
     def __getitem__(self, index):
         return GENERATOR.random()
+
+
+@pytest.mark.parametrize("base", [list, dict, deque, set])
+def test_a_generator_that_a_container_of_a_users_class_has_is_found(base):
+    container = type("Reservoir", (base,), {"__module__": "user"})()
+    container.draws = random.Random(1)
+    assert generators.find({"model": container}) == {"model.draws": container.draws}
+    if base is dict:
+        container["draws"] = "an element of that name"
+        assert generators.find({"model": container}) == {"model.draws#": container.draws}
 
 
 def test_the_generators_that_code_draws_from_are_found():

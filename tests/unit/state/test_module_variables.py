@@ -96,6 +96,20 @@ def test_what_members_of_an_enum_count_comes_back(monkeypatch):
     assert Task("first") is Task.FIRST and Task.FIRST.name == "FIRST"
 
 
+class Seen(enum.Flag):
+    """What was seen."""
+
+    FIRST = 1
+    SECOND = 2
+
+
+def test_what_python_notes_of_combined_flags_is_no_change():
+    roots = {"seen": lambda: Seen.FIRST}
+    before = variable_digests(roots, {})
+    assert Seen.FIRST | Seen.SECOND in Seen._value2member_map_.values()
+    assert changed_variables(before, variable_digests(roots, {})) == []
+
+
 class Tallied:
     """Counts for the class that is asked."""
 

@@ -46,14 +46,14 @@ def test_a_checkpoint_may_be_beyond_the_limit_of_epochs(limit, reached, point, i
     ("limit", "raised"), [(4, 5), (2, 5), (5, 5), (6, 6), (-1, -1), (None, None)]
 )
 def test_a_limit_is_raised_while_lightning_loads_a_checkpoint_beyond_it(limit, raised):
-    """And lowered once."""
+    """Hooks at the start of training, which run before and after, find the training's own."""
     trainer = in_epoch_5()
     trainer.fit_loop.max_epochs = limit
     part = loading(run_of(trainer))
-    assert trainer.fit_loop.max_epochs == raised
-    for _ in range(2):
-        part.loops_begin()
-        assert trainer.fit_loop.max_epochs == limit
+    assert trainer.fit_loop.max_epochs == limit
+    with part.loading_loops():
+        assert trainer.fit_loop.max_epochs == raised
+    assert trainer.fit_loop.max_epochs == limit
 
 
 @pytest.mark.parametrize(("of_flags", "expected"), [((9, -1), [11, 4]), ((8, -1), [9, -1])])

@@ -208,16 +208,30 @@ class Unparametrized(Noted):
             remove_parametrizations(self.line, "weight")
 
 
-def test_a_class_that_a_library_has_replaced_is_said_at_once(tmp_path, capsys):
+class Unpruned(Unparametrized):
+    """Prunes its layer's weight up to its second epoch."""
+
+    def __init__(self, **moments):
+        Noted.__init__(self, **moments)
+        prune.random_unstructured(self.line, "weight", amount=1)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            prune.remove(self.line, "weight")
+
+
+@pytest.mark.parametrize("make", [Unparametrized, Unpruned])
+def test_a_weight_in_the_place_of_what_was_computed_is_said_at_once(tmp_path, capsys, make):
     with interrupted():
-        fitted(tmp_path, Unparametrized, stop="batch 1:1")
-    assert (
-        "model.line was a ParametrizedLinear, and has become a Linear while training, which a "
-        "resumed run does not make of it to load its weights: after an interruption this run "
-        "cannot continue;"
-    ) in capsys.readouterr().out
+        fitted(tmp_path, make, stop="batch 1:1")
+    (said,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("model.")]
+    assert said == (
+        "model.line.weight was computed at the start, and has become a weight while training, "
+        "which a resumed run does not make of it to load it: after an interruption this run cannot "
+        "continue; do this after training, or in __init__() or configure_model()"
+    )
     with pytest.raises(UserError, match=r"found weights line\.weight, which the model has not got"):
-        fitted(tmp_path, Unparametrized)
+        fitted(tmp_path, make)
 
 
 def trainer_of(model: pl.LightningModule, *callbacks) -> pl.Trainer:
