@@ -9,6 +9,7 @@ import enum
 import functools
 import operator
 import pickle
+import re
 import sys
 import types
 from collections import defaultdict, deque
@@ -55,8 +56,13 @@ WRAPPERS = (
 WRAPPED = "__func__", "__wrapped__", "func", "fget", "fset"
 """Attributes by which such refer to functions."""
 DEFAULTS = "defaults", "kwdefaults"
-REGISTRIES = "weakref", "_weakrefset"
-"""Modules whose containers are, in variables, of all instances that are there at the moment."""
+REGISTRIES = "weakref", "_weakrefset", "_abc"
+"""Modules whose containers are, in variables, of all instances that are there at the moment.
+
+That of `_abc` is of the classes of which an abstract class was asked.
+"""
+NUMBER = re.compile(r"#\d+$")
+"""What a name ends with if other functions have the same, such as what a function wraps."""
 HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
     TENSOR,
     ARRAY,
@@ -267,7 +273,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     digests: dict[str, bytes] = defaultdict(bytes)
     variables: dict[str, Any] = {}
     held = {
-        f"{name.removeprefix(VARIABLES)}.{attribute}"
+        f"{NUMBER.sub('', name.removeprefix(VARIABLES))}.{attribute}"
         for name, root in saved.items()
         if isinstance(root, object_graph.Added) and object_graph.has_variables(root.owner)
         for attribute in object_graph.attributes(root)
@@ -305,7 +311,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 if (
                     id(object_) in saved_ids
                     and name in variables_closed_over
-                    and not _is_counter(value)
+                    and (not _is_counter(value) or has_position(value))
                 ):
                     continue
                 if name in object_.__globals__:

@@ -407,6 +407,41 @@ def test_the_epoch_that_an_average_adds_ends_as_if_it_was_not_interrupted(tmp_pa
         assert (weights(model), model.events) == (weights(alone), alone.events)
 
 
+class Drifting(torch.utils.data.Dataset):
+    """Counts how often each sample is read, and changes it at random each third time."""
+
+    def __init__(self, size: int) -> None:
+        self.points = torch.rand(size, 2)
+        self.reads = [0] * size
+
+    def __len__(self) -> int:
+        return len(self.reads)
+
+    def __getitem__(self, index):
+        self.reads[index] += 1
+        if self.reads[index] % 3 == 0:
+            self.points[index] += torch.rand(2)
+        return [self.points[index].clone()]
+
+
+@pytest.mark.parametrize("stop", ["batch 1:2", "batch 2:1", "validation 2:1", "batch 3:0"])
+def test_validation_data_that_change_as_they_are_read_come_back(tmp_path, stop):
+    """Whether samples draw is found out by reading a batch once more, which is done once."""
+
+    def train(folder: Path, **moments) -> tuple[list[int], torch.Tensor]:
+        as_in_a_new_process()
+        torch.manual_seed(1)
+        drawn, validated = Drifting(8), Drifting(6)
+        loaders = DataLoader(drawn, 2, shuffle=True), DataLoader(validated, 2)
+        trainer(folder, max_epochs=5).fit(Noted(**moments), *loaders)
+        return drawn.reads + validated.reads, validated.points.tolist()
+
+    alone = train(tmp_path / "alone")
+    with interrupted():
+        train(tmp_path / "run", stop=stop)
+    assert train(tmp_path / "run") == alone
+
+
 class Consolidating(Noted):
     """Keeps, at each training's end, what the next one is drawn towards."""
 

@@ -68,8 +68,13 @@ class DataIdentity(Part):
         return lengths | numbers | self._batches(stages)
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return each value; not the model's arrays, if this program may have changed them."""
+        """Return each value; not the model's arrays, if this program may have changed them.
+
+        A program that trains on may do so on other data, from the end of what it trained before.
+        """
         if self.run.same_run.has_trained_before:
+            if self.resumed.saved_at is ResumePoint.EPOCH:
+                return {}
             own = tuple(f"{NUMBERS}{root}" for root in CODE_ROOTS)
             saved = {name: value for name, value in saved.items() if not name.startswith(own)}
         return dict(saved)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import fetcher
+from sagemaker_lightning.compat.lightning_trainer import epochs_of_data
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.resume.parts.generators import set_states, states_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
@@ -35,7 +37,8 @@ class LoaderPositions(Part):
         within = point is not ResumePoint.EPOCH
         states = {} if within else states_of(self._generators())
         loaders = training_loaders(self.trainer).states(fetcher(self.trainer), within)
-        return {**loaders, "generators": states}
+        draws = [getattr(plan, "samples_draw", None) for plan in self._validation_plans()]
+        return {**loaders, "generators": states, "validation draws": draws}
 
     def present(self) -> None:
         """Return nothing: they are not compared, and the loaders have not begun."""
@@ -48,6 +51,22 @@ class LoaderPositions(Part):
         if self.resumed.saved_at is ResumePoint.EPOCH and not self.are_used:
             training_loaders(self.trainer).give_back(saved)
             set_states(self._generators(), saved["generators"])
+
+    def validation_data_made(self) -> None:
+        """Give the first validation loaders what those of the interrupted run had found out.
+
+        Whether samples draw is found out by drawing a batch again, which a dataset may count.
+        """
+        if self.run.resumed and not epochs_of_data(self.trainer):
+            draws = self.resumed.of(self)["validation draws"]
+            for plan, draw in zip(self._validation_plans(), draws, strict=False):
+                if plan is not None and type(draw) is bool:
+                    plan.samples_draw = draw
+
+    def _validation_plans(self) -> list[Any]:
+        """Return how the samples of each validation loader are drawn; None for other loaders."""
+        loaders = flattened(self.trainer.val_dataloaders)
+        return [getattr(each, "planned", None) for each in loaders]
 
     def _generators(self) -> dict[str, Any]:
         """Return the generators of the training loaders, by path."""

@@ -33,7 +33,13 @@ from sagemaker_lightning.state import (
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.encoding import Unsaved, owner_with_own_state
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
-from sagemaker_lightning.state.graph.nodes import LIBRARYS, OBJECT, Node, has_position
+from sagemaker_lightning.state.graph.nodes import (
+    LIBRARYS,
+    OBJECT,
+    Node,
+    has_position,
+    is_made_of_attributes,
+)
 from sagemaker_lightning.state.graph.state import GraphState, is_table
 from sagemaker_lightning.state.module_variables import CACHE
 from sagemaker_lightning.state.object_graph import is_library_class, owner_of
@@ -208,7 +214,7 @@ class Reports:
             if isinstance(each.value, CALLED)
             else f"{RESULTS_KEPT} in an attribute, or {HINT}"
             if isinstance(each.refused, CACHE)
-            else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}"
+            else f"{self._verb(each)} {with_article(each.kind)}"
             + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
             for each in self.state.unsaved
             if _is_told(each, start.by_path.get(each.path)) and not self._is_made_again(each)
@@ -225,6 +231,11 @@ class Reports:
                 continue
             self.reported.add((owner_name, name_of_users))
             log.warning(f"{owner_name}.{name_of_users} {reason}")
+
+    def _verb(self, unsaved: Unsaved) -> str:
+        """Return whether the attribute that is named is what cannot be saved, or holds it."""
+        within = _is_librarys_value(self.state.begin().by_path.get(unsaved.path))
+        return "holds" if unsaved.is_part or within else "is"
 
     def warn_of_unreadable(self) -> None:
         """Warn, once, of objects that no checkpoint holds and whose changes nobody can tell.
@@ -421,6 +432,11 @@ def _is_another(before: Any, now: Any) -> bool:
     return bool(held) and bool(holds) and held != holds
 
 
+def _is_librarys_value(node: Node | None) -> bool:
+    """Return whether an object of the start is a library's that is its attributes alone."""
+    return node is not None and node.kind is OBJECT and is_made_of_attributes(node.value)
+
+
 def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     """Return whether a line says that a checkpoint cannot hold something.
 
@@ -437,6 +453,8 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
     if unsaved.loses or unsaved.is_first:
         return True
+    if _is_librarys_value(owner):
+        return True  # such an object cannot be used without one of its parts
     before: dict[str, Any] = {}
     if owner is not None and owner.kind is OBJECT:
         before = dict(zip(owner.note, owner.parts, strict=False))

@@ -156,20 +156,21 @@ def kind_of_class(class_: type) -> Kind | None:
     return OBJECT if is_entered else LIBRARYS
 
 
-def kind_of(value: Any, known: Container[int] | None = None) -> Kind | None:
+def kind_of(value: Any, known: Mapping[int, "Node"] | None = None) -> Kind | None:
     """Return the kind of an object; None if it has no identity of its own.
 
     Args:
         value: The object.
-        known: By what the objects of a start are known, if optimizers that are made later are kinds
-            of their own.
+        known: The nodes of a start, by what they are known, if optimizers that are made later are
+            kinds of their own. A library's object that was its attributes alone stays what it was.
     """
     class_ = type(value)
     kind = kind_of_class(class_)
     if known is not None and kind in MAYBE_OPTIMIZERS and is_of(class_, *OPTIMIZERS):
         return kind if id(value) in known else OPTIMIZER
     if kind is LIBRARYS:
-        return _kind_of_librarys(value)
+        was_entered = known is not None and id(value) in known and known[id(value)].kind is OBJECT
+        return OBJECT if was_entered else _kind_of_librarys(value)
     is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
     return CODE if is_librarys else kind
 
@@ -327,7 +328,7 @@ class Node:
 def scan(
     roots: Mapping[str, Any],
     skip: tuple[type, ...] = (),
-    known: Container[int] | None = None,
+    known: Mapping[int, Node] | None = None,
     but: Container[int] = (),
 ) -> dict[int, Node]:
     """Return the nodes that are reached from `roots`, by what they are known.

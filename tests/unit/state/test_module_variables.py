@@ -15,6 +15,7 @@ import records
 import torch
 import torchmetrics
 from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
 
 from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.graph.state import GraphState
@@ -96,6 +97,35 @@ def test_what_members_of_an_enum_count_comes_back(monkeypatch):
     assert Task("first") is Task.FIRST and Task.FIRST.name == "FIRST"
 
 
+def tallied(function):
+    """Return a function that does the same, and counts in an attribute and a round."""
+    rounds = itertools.cycle([1, 2])
+
+    @functools.wraps(function)
+    def counting():
+        counting.calls += next(rounds)
+        return function()
+
+    counting.calls = 0
+    return counting
+
+
+@tallied
+def scored():
+    """Do nothing."""
+
+
+def test_what_a_wrapped_function_counts_is_saved_and_not_said():
+    roots = {"score": lambda: scored()}
+    saved = held_variables(mentioned_variables(roots))
+    before = variable_digests(roots, saved)
+    scored()
+    assert changed_variables(before, variable_digests(roots, saved)) == []
+    unsaved = variable_digests(roots, {})
+    scored()
+    assert changed_variables(unsaved, variable_digests(roots, {}))
+
+
 class Seen(enum.Flag):
     """What was seen."""
 
@@ -103,10 +133,18 @@ class Seen(enum.Flag):
     SECOND = 2
 
 
-def test_what_python_notes_of_combined_flags_is_no_change():
-    roots = {"seen": lambda: Seen.FIRST}
+class Readable(IterableDataset):
+    """An abstract class, as torch's is."""
+
+    def __iter__(self):
+        return iter(())
+
+
+def test_what_python_notes_of_flags_and_abstract_classes_is_no_change():
+    roots = {"seen": lambda: Seen.FIRST, "data": Readable()}
     before = variable_digests(roots, {})
     assert Seen.FIRST | Seen.SECOND in Seen._value2member_map_.values()
+    assert not isinstance(before, Readable)
     assert changed_variables(before, variable_digests(roots, {})) == []
 
 
@@ -413,7 +451,7 @@ def test_variables_that_change_are_named():
         "still": made_of(iter([1, 2])),
     }
     objects |= {"endless": made_of(item for item in [1, 2]), "long": made_of(iter(range(10**9)))}
-    digests_before = variable_digests(objects, objects)
+    digests_before = [variable_digests(objects, saved) for saved in ({}, objects)]
     counted([1, 2])
     for name in ("count", "endless", "long"):
         objects[name]()
@@ -421,7 +459,9 @@ def test_variables_that_change_are_named():
         "test_module_variables.SEEN",
         "test_module_variables.made_of.<locals>.<lambda>.iterator",
     ]
-    assert changed_variables(digests_before, variable_digests(objects, objects)) == named
+    assert changed_variables(digests_before[0], variable_digests(objects, {})) == named
+    # The position of an iterator that a saved function has closed over is saved.
+    assert changed_variables(digests_before[1], variable_digests(objects, objects)) == named[:1]
 
 
 class Meter:

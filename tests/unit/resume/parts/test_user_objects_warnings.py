@@ -26,6 +26,7 @@ import scipy.stats
 import torch
 import tqdm
 from pytorch_lightning import LightningDataModule, LightningModule
+from sklearn.neural_network import MLPClassifier
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
@@ -231,6 +232,15 @@ def test_a_librarys_object_in_the_place_of_another_is_reported_if_it_holds_somet
     model.own = make(other)
     (line,) = told(capsys, state)
     assert line.startswith("user_state.Model.own is a") and "no checkpoint can hold" in line
+
+
+def test_what_a_librarys_object_has_got_and_cannot_be_saved_is_reported(capsys):
+    model = Model(own=MLPClassifier((2,)))
+    state = state_of(model)
+    assert told(capsys, state) == []
+    model.own.partial_fit(np.eye(2), [0, 1], classes=[0, 1])
+    (line,) = told(capsys, state)
+    assert "Model.own holds a sklearn.preprocessing._label.LabelBinarizer, which no" in line
 
 
 def test_what_is_changed_in_a_memory_is_reported(capsys):

@@ -11,10 +11,14 @@ import pytorch_lightning as pl
 import scipy.sparse
 import scipy.stats
 import torch
-from graph_records import Thing, train
+from graph_records import Thing, through_a_file, train
 from sklearn.cluster import MiniBatchKMeans
+from sklearn.linear_model import SGDClassifier
 
+from sagemaker_lightning.state.graph.decoding import restore
+from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.nodes import LIBRARYS, kind_of
+from sagemaker_lightning.state.graph.start import Start
 
 
 def learns(object_):
@@ -65,6 +69,22 @@ def test_a_librarys_object_that_is_what_its_attributes_are_comes_back(make_objec
     trained, resumed = train(lambda: Thing(own=make_object()), change)
     assert resumed.alias is resumed.own
     assert str(told(resumed.own)) == str(told(trained.own))
+
+
+def test_a_librarys_object_that_has_got_code_in_c_keeps_what_a_checkpoint_can_hold():
+    """It was its attributes alone at the start; what it has got beside them is said."""
+
+    def make():
+        return Thing(own=SGDClassifier(random_state=0))
+
+    trained = make()
+    start = Start({"model": trained})
+    trained.own.partial_fit(np.eye(2), [0, 1], classes=[0, 1])
+    record, unsaved, *_ = encode({"model": trained}, start)
+    assert {each.name for each in unsaved} == {"_loss_function_"}
+    resumed = make()
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    assert resumed.own.coef_.tolist() == trained.own.coef_.tolist() and resumed.own.t_ > 1
 
 
 class Handled(torch.distributions.Distribution):
