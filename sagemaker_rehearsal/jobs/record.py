@@ -277,9 +277,10 @@ class Comparison:
     verdict: Verdict
     # Which files the verdict is of, or why there is none.
     explanation: str
-    # The time of that run: from its creation to its end, and of all its instances.
+    # The time of that run: from its creation to its end, of all its instances, of those by type.
     seconds: float
     instance_seconds: float
+    seconds_by_type: dict[str, float]
 
     @property
     def sentence(self) -> str:

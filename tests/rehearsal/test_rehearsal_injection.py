@@ -268,7 +268,7 @@ def hit(**fields) -> Record:
 
 
 def compared(verdict: Verdict) -> Comparison:
-    return Comparison("job-left-alone", verdict, "of model.pt", 1.0, 1.0)
+    return Comparison("job-left-alone", verdict, "of model.pt", 1.0, 1.0, {})
 
 
 @pytest.mark.parametrize(
