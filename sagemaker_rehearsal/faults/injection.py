@@ -122,12 +122,9 @@ class Injector:
             interface = self.attempt.network.interface
             return interface, NETWORK_FAULTS[kind](pid, interface)
         if kind == "shift clock":
-            file = self.attempt.clocks.get(host)
-            if file is None:
-                raise CannotInject(
-                    "the host was not started with libfaketime: it needs the extra `clock`, a rule "
-                    "of --fault with 'shift clock', and jobs that run as processes"
-                )
+            if self.attempt.fixed_clocks:
+                raise CannotInject(self.attempt.fixed_clocks)
+            file = self.attempt.layout_of(host).clock
             return f"{SHIFT_SECONDS} s ahead", faults.shift_clock(file)
         folder = self.attempt.layout_of(host).checkpoints
         if folder is None:

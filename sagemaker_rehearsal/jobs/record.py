@@ -293,8 +293,8 @@ class Comparison:
 class WarmPool:
     """What has become of a job's instances after its end: see warm_pools.py."""
 
-    # Whether the job has them from another's pool.
-    is_inherited: bool = False
+    # The job from whose pool the job has them; empty if they are new.
+    inherited_from: str = ""
     # The job that took them over, if one did.
     reused_by: str = ""
     # When that was, or when they were given back before their time.
