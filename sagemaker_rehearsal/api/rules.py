@@ -85,6 +85,8 @@ def check(request: dict) -> list[str]:
         if known and name not in WITHOUT_EFFECT:
             raise not_emulated(name)
         notes[name] = WITHOUT_EFFECT.get(name, "the service's model does not have it")
+    if any(tag["Key"].lower().startswith("aws:") for tag in request.get("Tags") or []):
+        raise invalid("aws: prefixed tag key names are not allowed for external use.")
     _check_algorithm(request.get("AlgorithmSpecification") or {})
     _check_resources(
         request.get("ResourceConfig") or {}, bool(request.get("EnableManagedSpotTraining"))

@@ -159,6 +159,11 @@ def test_the_first_preferred_type_with_capacity_is_chosen(resources, lacking, ch
             | {"TrainingPlanArn": PLAN},
             "TrainingPlanArns cannot be given together with TrainingPlanArn",
         ),
+        (
+            {"Tags": [{"Key": "AWS:x", "Value": "y"}]},
+            {},
+            "aws: prefixed tag key names are not allo",
+        ),
         ({}, {"InstanceCount": 251}, "runs jobs of 250 instances at most"),
         ({}, {"InstanceCount": 0}, "InstanceCount must be greater than or equal to 1"),
         ({}, {"SelectedInstanceType": "ml.g5.xlarge"}, "does not emulate ResourceConfig.Selected"),
