@@ -9,12 +9,12 @@ from docker.errors import DockerException
 
 from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
 from sagemaker_lightning.contract.errors import plain
-from sagemaker_rehearsal import single_job
-from sagemaker_rehearsal.api import clients as cloud
-from sagemaker_rehearsal.api import server, sockets
-from sagemaker_rehearsal.api.access_keys import Keys
+from sagemaker_rehearsal import server, single_job
+from sagemaker_rehearsal.api import sockets
 from sagemaker_rehearsal.api.account import Account
 from sagemaker_rehearsal.api.service import ACCOUNT, Service
+from sagemaker_rehearsal.aws import clients as cloud
+from sagemaker_rehearsal.aws.access_keys import Keys
 from sagemaker_rehearsal.engines.containers import Containers
 from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_python
 from sagemaker_rehearsal.jobs.job import Place

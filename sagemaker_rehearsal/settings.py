@@ -16,7 +16,7 @@ from sagemaker_lightning.launcher import completion, prices
 from sagemaker_lightning.launcher.prices import Price
 from sagemaker_rehearsal.faults.rules import Fault
 from sagemaker_rehearsal.faults.rules import parse as parse_fault
-from sagemaker_rehearsal.jobs.schedule import Rule, parse
+from sagemaker_rehearsal.faults.schedule import Rule, parse
 
 PORT = 4571
 ABOVE_0 = ("sync_every", "hang_after")
@@ -77,26 +77,38 @@ def prices_for(settings: Settings, types: Collection[str]) -> dict[str, Any]:
 
     Args:
         settings: The rehearsal's settings.
-        types: The types of the job's instances. There is no price of several.
+        types: The types of the job's instances. Prices of several are by type.
     """
     if settings.price is not None:
         return {"price": settings.price, "spot_price": settings.spot_price, "currency": ""}
-    found = settings.prices.get(next(iter(types))) if len(types) == 1 else None
-    if found is None:
+    found = {name: settings.prices[name] for name in sorted(types) if name in settings.prices}
+    if len(found) < len(types) or len({each.currency for each in found.values()}) != 1:
         return {"price": None, "spot_price": None, "currency": ""}
-    return {"price": found.on_demand, "spot_price": found.spot, "currency": found.currency}
+    price: dict[str, float] = {name: each.on_demand for name, each in found.items()}
+    spot = {name: each.spot for name, each in found.items() if each.spot is not None}
+    (currency,) = {each.currency for each in found.values()}
+    several = len(found) > 1
+    return {
+        "price": price if several else price.popitem()[1],
+        "spot_price": None if len(spot) < len(found) else spot if several else spot.popitem()[1],
+        "currency": currency,
+    }
 
 
 def describe_prices(settings: Settings, types: Collection[str]) -> list[str]:
-    """Return a line on the prices of --prices for a job; none where they are not used."""
+    """Return lines on the prices of --prices for a job; none where they are not used."""
     if settings.price is not None or not settings.prices:
         return []
-    listed = ", ".join(sorted(types))
-    if len(types) > 1:
-        return [f"no cost is said: the job has instances of several types, {listed}"]
-    if found := settings.prices.get(listed):
-        return [f"prices of {listed}: in {found.currency}, of {found.day}, {found.source}"]
-    return [f"no cost is said: --prices has no price of {listed}"]
+    if missing := sorted(set(types) - settings.prices.keys()):
+        return [f"no cost is said: --prices has no price of {', '.join(missing)}"]
+    found = {name: settings.prices[name] for name in sorted(types)}
+    if len({each.currency for each in found.values()}) > 1:
+        listed = ", ".join(f"{name} in {each.currency}" for name, each in found.items())
+        return [f"no cost is said: --prices has {listed}"]
+    return [
+        f"prices of {name}: in {each.currency}, of {each.day}, {each.source}"
+        for name, each in found.items()
+    ]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What a job will cost, before it does: hours, prices, checkpoints, and what a budget allows.
+"""What a job will cost, or has cost: hours, prices, checkpoints, and what a budget allows.
 
 Prices are what --price, --spot-price and the user's file of --prices say: this package has no list,
 and SageMaker's spot prices are not published.
@@ -10,11 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 from sagemaker_lightning.launcher import jobs, prices
 from sagemaker_lightning.launcher.follower import ENDED
-from sagemaker_lightning.launcher.services import InstanceGroup, Request, ResourceConfig
+from sagemaker_lightning.launcher.services import InstanceGroup, Job, Request, ResourceConfig
 from sagemaker_lightning.launcher.sites import Site
 
 HOUR = 3600.0
@@ -232,6 +233,51 @@ def describe(args: argparse.Namespace, request: Request, site: Site) -> list[str
     return table + notes
 
 
+def describe_job(args: argparse.Namespace, job: Job, now: datetime) -> list[str]:
+    """Return the lines to print of what a job has cost, or costs so far.
+
+    Args:
+        args: The flags of the prices.
+        job: DescribeTrainingJob's answer.
+        now: The time.
+
+    Raises ValueError without a price, or if the price of a type is not known.
+    """
+    resources = job.get("ResourceConfig", {})
+    if "SelectedInstanceType" in resources:
+        resources = {
+            "InstanceType": resources["SelectedInstanceType"],
+            "InstanceCount": resources["SelectedInstanceCount"],
+        }
+    hour = hour_of(args, resources)
+    if hour is None:
+        raise ValueError(
+            "--price, --prices: found neither; give the price of an instance hour on demand, or a "
+            "file of prices"
+        )
+    status = job["TrainingJobStatus"]
+    seconds: float = job.get("BillableTimeInSeconds", 0)
+    notes = [*hour.notes]
+    if status not in ENDED:
+        started = job.get("TrainingStartTime", now)
+        seconds = (now - started).total_seconds()
+        notes.append(
+            "it still runs: from the start of its training until now, at the price on demand"
+        )
+    elif job.get("EnableManagedSpotTraining"):
+        notes.append("on spot: the service takes the discount from the billable time")
+    pool = job.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds", 0)
+    if pool:
+        notes.append(f"{pool} s of it are those of its warm pool")
+    (choice,) = _choices(resources)
+    hosts = " + ".join(f"{count} x {name}" for name, count in choice.items())
+    cost = f"{_cost(hour.on_demand * (seconds + pool) / HOUR)} {hour.currency}".rstrip()
+    return [
+        f"{job['TrainingJobName']}: {status}, {_hours(seconds + pool)} h of {hosts}, {cost}",
+        *notes,
+    ]
+
+
 def _hours(seconds: float) -> str:
     return "never" if math.isinf(seconds) else f"{seconds / HOUR:,.2f}"
 
@@ -308,26 +354,30 @@ def amount(text: str) -> float:
     return float(text)
 
 
+def add_prices(add: Callable[..., argparse.Action]) -> None:
+    """Add the flags of the prices on demand, with `add`, as `add_flags` does."""
+    add(
+        "--price",
+        type=amount,
+        metavar="PRICE",
+        help="of an instance hour on demand, in any currency: prints what the job costs",
+    )
+    add(
+        "--prices",
+        metavar="FILE",
+        help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
+        "--price, which comes before it",
+    )
+
+
 def add_flags(
     add: Callable[..., argparse.Action],
     duration: Callable[[str], int],
     positive: Callable[[str], int],
 ) -> None:
     """Add the flags of the cost, with `add`, a group's add_argument, and some of their types."""
-    for flag, text in (
-        (
-            "--price",
-            "of an instance hour on demand, in any currency: prints what the job will cost",
-        ),
-        ("--spot-price", "of an instance hour on spot"),
-    ):
-        add(flag, type=amount, metavar="PRICE", help=text)
-    add(
-        "--prices",
-        metavar="FILE",
-        help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
-        "--price; --price and --spot-price come before it",
-    )
+    add_prices(add)
+    add("--spot-price", type=amount, metavar="PRICE", help="of an instance hour on spot")
     add(
         "--budget",
         type=amount,

@@ -46,6 +46,8 @@ OPTION = re.compile(r",(mode|distribution|group|access)=([^,]*)$")
 FILE_SYSTEM = re.compile(r"(efs|fsx)://([^/]*)(/.*)")
 FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
 JOB_NAME_CHARACTERS = 63
+# How the keys of AWS's own tags begin ("Tag naming limits", AWS General Reference).
+AWS_TAG = "aws:"
 # The time at the end of a name that is made here.
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
@@ -69,9 +71,13 @@ def build(args: argparse.Namespace) -> Request:
         if taken := taken_variables(args):
             request["Environment"][HIDDEN_VARIABLES] = ",".join(sorted(taken))
     if args.tag:
-        request["Tags"] = [
-            {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
-        ]
+        tags = pairs("--tag", args.tag)
+        if taken_keys := [key for key in tags if is_of_aws(key)]:
+            raise ValueError(
+                f"--tag: found {taken_keys[0]!r}, expected a key without {AWS_TAG} at its start, "
+                "which only AWS gives"
+            )
+        request["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     if args.subnet:
         request["VpcConfig"] = {"Subnets": args.subnet, "SecurityGroupIds": args.security_group}
     if args.network_isolation:
@@ -389,6 +395,11 @@ def renamed(name: str) -> str:
     return f"{name or 'job'}-{stamp}"
 
 
+def is_of_aws(key: str) -> bool:
+    """Return whether a tag's key is one that no request may have."""
+    return key.lower().startswith(AWS_TAG)
+
+
 def again(job: Job, tags: list[Tag]) -> Request:
     """Return the request of an existing job, under a new name.
 
@@ -407,6 +418,6 @@ def again(job: Job, tags: list[Tag]) -> Request:
         request["ResourceConfig"] = config = request["ResourceConfig"].copy()
         config.pop("SelectedInstanceType", None)
         config.pop("SelectedInstanceCount", None)
-    if own_tags := [tag for tag in tags if not tag["Key"].startswith("aws:")]:
+    if own_tags := [tag for tag in tags if not is_of_aws(tag["Key"])]:
         request["Tags"] = own_tags
     return request

@@ -176,6 +176,12 @@ class ModelArtifacts(TypedDict):
     S3ModelArtifacts: str
 
 
+class WarmPoolStatus(TypedDict):
+    """What has become of a job's instances after its end."""
+
+    ResourceRetainedBillableTimeInSeconds: NotRequired[int]
+
+
 class Job(TypedDict):
     """The answer of DescribeTrainingJob."""
 
@@ -189,6 +195,8 @@ class Job(TypedDict):
     ModelArtifacts: NotRequired[ModelArtifacts]
     TrainingTimeInSeconds: NotRequired[int]
     BillableTimeInSeconds: NotRequired[int]
+    TrainingStartTime: NotRequired[datetime]
+    WarmPoolStatus: NotRequired[WarmPoolStatus]
     ResourceConfig: NotRequired[ResourceConfig]
     CheckpointConfig: NotRequired[CheckpointConfig]
     EnableManagedSpotTraining: NotRequired[bool]

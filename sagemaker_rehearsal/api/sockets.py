@@ -1,4 +1,8 @@
-"""The endpoint's sockets, with limits for connections and for their duration."""
+"""The endpoint's sockets, with limits for connections and for their duration.
+
+waitress and the like take a whole body before the application sees the request: whoever has no key
+would fill the disk. Here the key is checked before the body is read, and gives the request time.
+"""
 
 import contextlib
 import io

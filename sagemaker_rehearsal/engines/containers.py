@@ -6,17 +6,19 @@ Each instance is a container, named algo-1 to algo-N, on a network of the job's 
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest
 
 from sagemaker_rehearsal.engines import bridge
+from sagemaker_rehearsal.faults.clocks import check_shifted, shift_clock
 from sagemaker_rehearsal.faults.containers import process_of_container
 from sagemaker_rehearsal.jobs.channels import JobFailed
-from sagemaker_rehearsal.jobs.layout import Layout
+from sagemaker_rehearsal.jobs.layout import CLOCK, Layout
 from sagemaker_rehearsal.jobs.logs import lines
 
 LABEL = "sagemaker-lightning.rehearsal"
@@ -73,6 +75,38 @@ class Containers:
         except DockerException as error:
             reason = getattr(error, "explanation", None) or error
             raise JobFailed(f"ClientError: Cannot pull image {uri}: {reason}") from error
+
+    def check_clock(self, image: str, file: Path, variables: dict[str, str]) -> None:
+        """Raise CannotInject unless the programs of an image read a clock that is shifted.
+
+        Args:
+            image: The id of the image.
+            file: The file of `preload_clock`, whose folder gets mounted.
+            variables: Those of `preload_clock`.
+        """
+        made = self.client.containers.create(
+            image,
+            entrypoint=["date", "+%s"],
+            command=[],
+            name=f"{self.prefix}-clock-{uuid.uuid4().hex[:12]}",
+            environment=variables,
+            volumes=[f"{file.parent}:{CLOCK}:ro"],
+            labels={LABEL: self.owner},
+            network_mode="none",
+        )
+        set_right = shift_clock(file)
+        now = time.time()
+        try:
+            made.start()
+            made.wait()
+            said = made.logs()
+        # For example, the image has no such program.
+        except APIError as error:
+            said = f"{error.explanation}".encode()
+        finally:
+            set_right()
+            Container(made).remove()
+        check_shifted(said, now)
 
     def network(self, job: str, instances: int, isolated: bool) -> "Network":
         """Make the network of a job; an isolated one has no way out."""

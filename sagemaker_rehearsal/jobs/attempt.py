@@ -4,17 +4,17 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from sagemaker_rehearsal.faults.clocks import preload_clock
 from sagemaker_rehearsal.faults.errors import CannotInject
-from sagemaker_rehearsal.faults.injection import Injector
 from sagemaker_rehearsal.faults.rules import Fault
-from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record
+from sagemaker_rehearsal.faults.schedule import Due
+from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record, warm_pools
+from sagemaker_rehearsal.jobs.injection import Injector
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.record import Secondary
-from sagemaker_rehearsal.jobs.schedule import Due
 
 if TYPE_CHECKING:
     from sagemaker_rehearsal.jobs.job import Job
@@ -78,14 +78,15 @@ class Attempt:
         self.work = job.work / str(number)
         self.kept = record.Attempt(number)
         self.layouts = {
-            host: Layout(self.work / host.name, self._checkpoint_path(host)) for host in job.hosts
+            host: Layout(self.work / host.name, self._checkpoint_path(host), self._cache(host))
+            for host in job.hosts
         }
         self.running: dict[str, Running] = {}
         self.network = None
         self.pumps = []
         self.injector = Injector(self, job.faults.random)
-        # By host, the file with the shift of its clock, where it can be shifted.
-        self.clocks: dict[str, Path] = {}
+        # Why the clocks of the hosts cannot be shifted; empty where they can.
+        self.fixed_clocks = "its library is loaded as a host starts: it needs a rule of --fault"
         # When the log last had a new step, or a line at all where it has no steps.
         self.moved = time.time()
         job.record.attempts.append(self.kept)
@@ -94,6 +95,11 @@ class Attempt:
     def folders(self) -> dict:
         """Each host's folder, by the host's name."""
         return {host.name: layout_of_host.folder for host, layout_of_host in self.layouts.items()}
+
+    @property
+    def in_containers(self) -> bool:
+        """Whether a host finds its folders where the service has them."""
+        return self.engine.name == "docker"
 
     def layout_of(self, name: str) -> Layout:
         """Return the layout of a host, given its name."""
@@ -107,6 +113,8 @@ class Attempt:
         job.changed(Secondary.STARTING, "Preparing the instances for training")
         isolated = bool(self.request.get("EnableNetworkIsolation"))
         self.network = self.engine.network(job.record.name, len(job.hosts), isolated)
+        if any(host_layout.cache for host_layout in self.layouts.values()):
+            warm_pools.make_cache(job.record, job.place.work, self.kept.number == 1)
         for host, host_layout in self.layouts.items():
             self.kept.instances.append(record.Instance(host.name, host.instance_type, time.time()))
             host_layout.make()
@@ -210,6 +218,12 @@ class Attempt:
             else path
         )
 
+    def _cache(self, host: layout.Host) -> Path | None:
+        """Return the folder of the host's cache, which a warm pool has."""
+        record = self.job.record
+        folder = warm_pools.cache_of(record.name, self.job.place.work) / host.name
+        return folder if warm_pools.has_cache(record) else None
+
     def _start(self, number: int, instance: record.Instance, image: str) -> None:
         """Start a host, the upload of its checkpoints, and the thread that reads its log."""
         job = self.job
@@ -234,7 +248,10 @@ class Attempt:
             variables = {
                 name: value for name, value in variables.items() if not name.startswith("AWS_")
             }
-        variables |= self._preload_clock(host.name)
+        if host_layout.cache:
+            path = warm_pools.CACHE if self.in_containers else str(host_layout.cache)
+            variables[warm_pools.CACHE_VARIABLE] = path
+        variables |= self._preload_clock(host_layout, image)
         job.logs.open(host.name)
         config = self.request.get("CheckpointConfig")
         uploader = None
@@ -265,18 +282,25 @@ class Attempt:
         self.pumps.append(pump)
         pump.start()
 
-    def _preload_clock(self, host: str) -> dict[str, str]:
+    def _preload_clock(self, host_layout: Layout, image: str) -> dict[str, str]:
         """Return the variables of a host whose clock a rule is to shift; none where it cannot."""
-        is_due = any(fault.kind == "shift clock" for fault in self.job.faults.faults)
-        if not is_due or self.engine.name == "docker":
+        if not any(fault.kind == "shift clock" for fault in self.job.faults.faults):
             return {}
-        file = self.work / f"clock-{host}"
+        is_first = not self.running
+        if is_first:
+            self.fixed_clocks = ""
+        if self.fixed_clocks:
+            return {}
+        file = host_layout.clock
         try:
-            variables = preload_clock(file)
+            file.parent.mkdir()
+            variables = preload_clock(file, PurePath(layout.CLOCK) if self.in_containers else None)
+            if self.in_containers and is_first:
+                self.engine.check_clock(image, file, variables)
         # The fault says so when it is due.
-        except CannotInject:
+        except CannotInject as error:
+            self.fixed_clocks = str(error)
             return {}
-        self.clocks[host] = file
         return variables
 
     def _read_log(self, host: str, container) -> None:

@@ -8,10 +8,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from sagemaker_rehearsal.api import rules
+from sagemaker_rehearsal.aws import rules
+from sagemaker_rehearsal.jobs import warm_pools
 from sagemaker_rehearsal.jobs.folders import Folder
 
 CHECKPOINTS = "/opt/ml/checkpoints"
+# Where a container finds what its clock is shifted by. The service has no such folder.
+CLOCK = "/opt/rehearsal-clock"
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,36 @@ class Layout:
     folder: Path
     # The path of the checkpoints in the container; None if the job keeps none.
     checkpoints: str | None
+    # The cache folder of a warm pool, on this machine; None if the job has none.
+    cache: Path | None = None
 
     def make(self) -> None:
         """Make the folders."""
         for name in ("input/config", "input/data", "model", "output/data", "checkpoints", "code"):
             (self.folder / name).mkdir(parents=True)
+        if self.cache:
+            self.cache.mkdir(exist_ok=True)
 
     def channel(self, name: str) -> Path:
         """Return the folder of a channel."""
         return self.folder / "input/data" / name
 
     @property
+    def clock(self) -> Path:
+        """The file with the shift of the host's clock, where it can be shifted."""
+        return self.folder / "clock/shift"
+
+    @property
     def mounts(self) -> dict[Path, str]:
         """The folders of this machine, with their paths in the container."""
         mounts = {self.folder / name: f"/opt/ml/{name}" for name in ("input", "model", "output")}
-        return mounts | (
-            {self.folder / "checkpoints": self.checkpoints} if self.checkpoints else {}
-        )
+        if self.checkpoints:
+            mounts[self.folder / "checkpoints"] = self.checkpoints
+        if self.cache:
+            mounts[self.cache] = warm_pools.CACHE
+        if self.clock.exists():
+            mounts[self.clock.parent] = CLOCK
+        return mounts
 
     def failure(self) -> str:
         """Return the program's message about its failure, at most 1,024 characters."""

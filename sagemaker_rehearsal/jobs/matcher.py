@@ -3,6 +3,9 @@
 It is a process of its own, because a regular expression may take for ever. Its input is JSON lines:
 first a list of names and regular expressions, then texts. For each text it prints the newest value
 of each metric in the text, and the names of metrics that it gave up because they were too slow.
+
+The package regex has a timeout, but a flavour of its own: `loss{e}` is text for re, and for regex a
+word that is like `loss`.
 """
 
 import json

@@ -277,9 +277,10 @@ class Comparison:
     verdict: Verdict
     # Which files the verdict is of, or why there is none.
     explanation: str
-    # The time of that run: from its creation to its end, and of all its instances.
+    # The time of that run: from its creation to its end, of all its instances, of those by type.
     seconds: float
     instance_seconds: float
+    seconds_by_type: dict[str, float]
 
     @property
     def sentence(self) -> str:
@@ -292,8 +293,8 @@ class Comparison:
 class WarmPool:
     """What has become of a job's instances after its end: see warm_pools.py."""
 
-    # Whether the job has them from another's pool.
-    is_inherited: bool = False
+    # The job from whose pool the job has them; empty if they are new.
+    inherited_from: str = ""
     # The job that took them over, if one did.
     reused_by: str = ""
     # When that was, or when they were given back before their time.

@@ -1,16 +1,19 @@
 """Warm pools: a job's instances, kept after its end for a job that matches it.
 
-Nothing starts sooner here for it. What the service says of it, and which job gets the instances, is
-as on AWS: "SageMaker AI Managed Warm Pools" in the developer guide, and WarmPoolStatus in the API
-reference.
+Nothing starts sooner here for it, but for what a job has left in the cache folder. What the service
+says of it, and which job gets the instances, is as on AWS: "SageMaker AI Managed Warm Pools" in the
+developer guide, and WarmPoolStatus in the API reference.
 """
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from sagemaker_rehearsal.jobs.record import ENDED, Record, WarmPool
+from sagemaker_rehearsal.jobs import folders
+from sagemaker_rehearsal.jobs.record import ENDED, Record
 
 # What both jobs must have alike, besides these fields of ResourceConfig.
 ALIKE = (
@@ -23,6 +26,9 @@ ALIKE_RESOURCES = ("InstanceType", "InstanceCount", "VolumeSizeInGB", "VolumeKms
 # How a failure begins after which the instances may be ill: they are not kept.
 ILL = "InternalServerError"
 KEEP_ALIVE = "KeepAlivePeriodInSeconds"
+# The folder that a pool's jobs share, and the variable that names it.
+CACHE = "/opt/ml/sagemaker/warmpoolcache"
+CACHE_VARIABLE = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 
 
 class PoolStatus(StrEnum):
@@ -43,15 +49,41 @@ def status(record: Record, now: float) -> PoolStatus | None:
     """Return what has become of a job's warm pool; None if it has none."""
     pool = record.warm_pool
     if record.status not in ENDED:
-        return PoolStatus.IN_USE if seconds_kept(record) or pool.is_inherited else None
+        return PoolStatus.IN_USE if seconds_kept(record) or pool.inherited_from else None
     if pool.reused_by:
         return PoolStatus.REUSED
     if pool.over is not None:
         return PoolStatus.TERMINATED
     if not leaves_instances(record) or not seconds_kept(record):
-        return PoolStatus.TERMINATED if pool.is_inherited else None
+        return PoolStatus.TERMINATED if pool.inherited_from else None
     is_over = now >= _end(record) + seconds_kept(record)
     return PoolStatus.TERMINATED if is_over else PoolStatus.AVAILABLE
+
+
+def has_cache(record: Record) -> bool:
+    """Return whether a job's hosts have the cache folder of a pool."""
+    return bool(seconds_kept(record) or record.warm_pool.inherited_from)
+
+
+def cache_of(name: str, work: Path) -> Path:
+    """Return where a job's cache is, in the folder of all jobs: no job has such a name."""
+    return work / f"{name}.cache"
+
+
+def make_cache(record: Record, work: Path, is_first: bool) -> None:
+    """Make the folder of a job's caches: that of the pool, or an empty one.
+
+    Args:
+        record: The job's.
+        work: The folder of all jobs.
+        is_first: Whether the job starts for the first time. Later, its instances are new ones.
+    """
+    own = cache_of(record.name, work)
+    folders.remove(own)
+    inherited = cache_of(record.warm_pool.inherited_from, work)
+    if is_first and record.warm_pool.inherited_from and inherited.exists():
+        inherited.rename(own)
+    own.mkdir(parents=True, exist_ok=True)
 
 
 def leaves_instances(record: Record) -> bool:
@@ -89,8 +121,8 @@ def take_over(record: Record, others: Iterable[Record]) -> list[str]:
     for other in others:
         is_free = status(other, now) == PoolStatus.AVAILABLE
         if is_free and matching_fields(other) == matching_fields(record):
-            other.warm_pool = WarmPool(other.warm_pool.is_inherited, record.name, now)
-            record.warm_pool.is_inherited = True
+            other.warm_pool = replace(other.warm_pool, reused_by=record.name, over=now)
+            record.warm_pool.inherited_from = other.name
             return [*notes, f"the job has the instances of {other.name}, from its warm pool"]
     return notes
 

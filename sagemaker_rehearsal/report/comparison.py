@@ -7,7 +7,7 @@ from sagemaker_rehearsal.jobs.record import (
     Status,
     Verdict,
 )
-from sagemaker_rehearsal.report.goodput import measure, moment
+from sagemaker_rehearsal.report.goodput import moment, seconds_by_type
 
 # The endings of files that hold weights. What else is beside them, for example a configuration with
 # the job's name, may differ.
@@ -38,12 +38,14 @@ def compare(record: Record, other: Record) -> Comparison:
         other: The run that was to be left alone, which has ended, too.
     """
     verdict, explanation = _judge(record, other)
+    by_type = seconds_by_type(other, moment(other))
     return Comparison(
         other=other.name,
         verdict=verdict,
         explanation=explanation,
         seconds=moment(other) - other.created,
-        instance_seconds=measure(other).instance_seconds,
+        instance_seconds=sum(by_type.values()),
+        seconds_by_type=by_type,
     )
 
 

@@ -7,13 +7,15 @@ did not run.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from sagemaker_rehearsal.jobs.record import ENDED, Attempt, Instance, Record, Status
 
 PHASES = ("start-up", "kept", "lost", "ending")
+Rate = float | Mapping[str, float]
+"""Price of an instance hour: one for all types of instances, or that of each type."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def measure(
     record: Record,
     *,
     now: float | None = None,
-    price: float | None = None,
-    spot_price: float | None = None,
+    price: Rate | None = None,
+    spot_price: Rate | None = None,
 ) -> Goodput:
     """Return the goodput of a job; the prices are per hour of one instance."""
     now = moment(record) if now is None else now
@@ -113,9 +115,6 @@ def measure(
     worked = [row for row in rows if row.bounds]
     billed = sum(sum(row.seconds.values()) for row in rows)
     kept = sum(row.seconds["kept"] for row in rows)
-    uninterrupted = kept + (
-        worked[0].seconds["start-up"] + worked[-1].seconds["ending"] if worked else 0.0
-    )
     return Goodput(
         status=record.status,
         instance_seconds=billed,
@@ -126,9 +125,25 @@ def measure(
             max(0, row.last_step - max(row.first_step, row.kept_step)) for row in worked
         ),
         rows=rows,
-        cost=None
-        if price is None
-        else _compute_cost(record, billed, uninterrupted, price, spot_price),
+        cost=None if price is None else _compute_cost(record, rows, now, price, spot_price),
+    )
+
+
+def seconds_by_type(record: Record, now: float) -> dict[str, float]:
+    """Return the instance seconds of a job by the type of the instances."""
+    seconds: dict[str, float] = {}
+    for attempt in record.attempts:
+        for each in attempt.instances:
+            lived = max(0.0, (now if each.released is None else each.released) - each.started)
+            seconds[each.instance_type] = seconds.get(each.instance_type, 0.0) + lived
+    return seconds
+
+
+def cost_of(seconds: Mapping[str, float], price: Rate) -> float:
+    """Return what instance seconds, given by the type of the instances, cost."""
+    return sum(
+        each / 3600 * (price[name] if isinstance(price, Mapping) else price)
+        for name, each in seconds.items()
     )
 
 
@@ -231,10 +246,22 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def _compute_cost(
-    record: Record, billed: float, uninterrupted: float, price: float, spot_price: float | None
+    record: Record, rows: Sequence[Row], now: float, price: Rate, spot_price: Rate | None
 ) -> Cost:
-    """Return the costs of the billed seconds, and of a run without interruptions."""
-    on_demand = uninterrupted / 3600 * price
-    spot = None if spot_price is None else billed / 3600 * spot_price
+    """Return the cost of what is billed, and of a run without interruptions."""
+    worked = [row.number for row in rows if row.bounds]
+    uninterrupted: dict[str, float] = {}
+    for row, attempt in zip(rows, record.attempts, strict=True):
+        counted = {"kept"}
+        counted |= {"start-up"} if row.number in worked[:1] else set()
+        counted |= {"ending"} if row.number in worked[-1:] else set()
+        for instance in attempt.instances:
+            seconds = sum(
+                end - start for name, start, end in phases(row, instance, now) if name in counted
+            )
+            before = uninterrupted.get(instance.instance_type, 0.0)
+            uninterrupted[instance.instance_type] = before + seconds
+    on_demand = cost_of(uninterrupted, price)
+    spot = None if spot_price is None else cost_of(seconds_by_type(record, now), spot_price)
     comparable = record.status == Status.COMPLETED and spot is not None and on_demand > 0
     return Cost(on_demand, spot, 100 * (1 - spot / on_demand) if comparable else None)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from sagemaker_rehearsal.jobs.record import Record, Status
 from sagemaker_rehearsal.report.fault_verdict import judge
-from sagemaker_rehearsal.report.goodput import PHASES, Row, measure, moment
+from sagemaker_rehearsal.report.goodput import PHASES, Rate, Row, measure, moment
 
 # The JSON Schema of what `describe` returns.
 SCHEMA = Path(__file__).with_name("goodput.schema.json")
 # The file in a job's folder of reports.
 FILE_NAME = "goodput.json"
-VERSION = 2
+VERSION = 3
 SECONDS = {name: f"{name.replace('-', '_')}_seconds" for name in PHASES}
 COLUMNS = [
     "attempt",
@@ -34,15 +34,16 @@ ALL = "all"
 def describe(
     record: Record,
     *,
-    price: float | None = None,
-    spot_price: float | None = None,
+    price: Rate | None = None,
+    spot_price: Rate | None = None,
     currency: str = "",
 ) -> dict:
     """Return what became of a job's steps and time, as SCHEMA describes it.
 
     Args:
         record: The job, without its secrets.
-        price: Price of an instance hour on demand; None without costs.
+        price: Price of an instance hour on demand, by type where the job has several; None
+            without costs.
         spot_price: Price of an instance hour on spot.
         currency: The currency; "" where it is not known.
     """

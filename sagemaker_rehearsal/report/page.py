@@ -10,7 +10,15 @@ from sagemaker_rehearsal.faults.rules import LASTING
 from sagemaker_rehearsal.jobs.record import Fault, Record, Status
 from sagemaker_rehearsal.report.charts import Chart, Line, figure
 from sagemaker_rehearsal.report.fault_verdict import judge
-from sagemaker_rehearsal.report.goodput import PHASES, Goodput, measure, moment
+from sagemaker_rehearsal.report.goodput import (
+    PHASES,
+    Goodput,
+    Rate,
+    cost_of,
+    measure,
+    moment,
+    seconds_by_type,
+)
 from sagemaker_rehearsal.report.markup import clock, document, make_table, node, utc
 from sagemaker_rehearsal.report.resumes import describe_resume
 from sagemaker_rehearsal.report.timeline import Timeline
@@ -27,8 +35,8 @@ def write(
     record: Record,
     path: Path,
     *,
-    price: float | None = None,
-    spot_price: float | None = None,
+    price: Rate | None = None,
+    spot_price: Rate | None = None,
     currency: str = "",
 ) -> None:
     """Write the report of a job that ended, or still runs.
@@ -49,8 +57,8 @@ def write(
 def make_sections(
     record: Record,
     *,
-    price: float | None = None,
-    spot_price: float | None = None,
+    price: Rate | None = None,
+    spot_price: Rate | None = None,
     currency: str = "",
 ) -> dict[str, Element]:
     """Return the sections of a job's report, in their order, by their ids.
@@ -72,7 +80,7 @@ def make_sections(
         "log-end": _make_log_end(record),
         "results": _make_results(record),
         "comparison": _make_comparison(
-            record, goodput, now, {"on demand": price, "on spot": spot_price}, currency
+            record, now, {"on demand": price, "on spot": spot_price}, currency
         ),
         "faults": _make_faults(record),
         "timeline": _titled(
@@ -190,9 +198,8 @@ def _addresses(record: Record) -> dict[str, str]:
 
 def _make_comparison(
     record: Record,
-    goodput: Goodput,
     now: float,
-    all_prices: dict[str, float | None],
+    all_prices: dict[str, Rate | None],
     currency: str,
 ) -> list[Element]:
     """Return the verdict on the bits, and the table of time and cost; nothing without a run."""
@@ -200,14 +207,14 @@ def _make_comparison(
     if comparison is None:
         return []
     runs = [
-        (record.name, now - record.created, goodput.instance_seconds),
-        (comparison.other, comparison.seconds, comparison.instance_seconds),
+        (record.name, now - record.created, seconds_by_type(record, now)),
+        (comparison.other, comparison.seconds, comparison.seconds_by_type),
     ]
     prices = [(f"cost {words}", each) for words, each in all_prices.items() if each is not None]
     rows = [
-        [name, clock(seconds), clock(instance_seconds)]
-        + [_money(instance_seconds / 3600 * each, currency) for _, each in prices]
-        for name, seconds, instance_seconds in runs
+        [name, clock(seconds), clock(sum(by_type.values()))]
+        + [_money(cost_of(by_type, each), currency) for _, each in prices]
+        for name, seconds, by_type in runs
     ]
     columns = ["job", "from creation to end", "instance time", *(words for words, _ in prices)]
     caption = "The job, and the same request without interruptions."

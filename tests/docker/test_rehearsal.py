@@ -703,3 +703,16 @@ def test_a_client_is_not_started_without_a_rehearsal(endpoint):
     )
     assert completed.returncode == 1 and "started" not in completed.stdout
     assert completed.stdout.startswith("error: --endpoint: ") and completed.stdout.count("\n") == 1
+
+
+def test_jobs_of_a_warm_pool_share_a_folder(rehearsal, image):
+    script = """
+    cache=/opt/ml/sagemaker/warmpoolcache; [[ $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY == $cache ]] || exit 1
+    echo "found: $(ls $cache | wc -l)"; touch $cache/$TRAINING_JOB_NAME
+    """  # noqa: E501
+    resources = {"InstanceType": "ml.c5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    for found in range(2):
+        pool = resources | {"KeepAlivePeriodInSeconds": 600}
+        name = rehearsal.create(image, script, ResourceConfig=pool)
+        assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Completed"
+        assert rehearsal.lines(name)["algo-1"] == [f"found: {found}"]

@@ -321,6 +321,7 @@ REFUSED = {
     f"--job-name={'x' * 64}": (
         f"--job-name: found 64 characters in its value ({'x' * 40}...), expected 1 to 63 char"
     ),
+    "--tag=AWS:x=1": "--tag: found 'AWS:x', expected a key without aws: at its start",
     f"--env=A={'x' * 513}": "--env A: found 513 characters in its value (xxx",
     f"--env={'A' * 513}=x": "--env: found 513 characters in its name (AAA",
 }

@@ -11,7 +11,7 @@ from test_rehearsal_report import write_page
 from waiting import wait_until
 
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.jobs import schedule
+from sagemaker_rehearsal.faults import schedule
 from sagemaker_rehearsal.jobs.record import MAX_MODEL_FILES, Comparison, Record, Verdict
 from sagemaker_rehearsal.report import goodput_data
 from sagemaker_rehearsal.report.comparison import compare
@@ -79,7 +79,10 @@ def test_without_two_complete_runs_there_is_no_verdict(fields, other_fields, exp
 
 
 def test_a_report_has_the_verdict_time_and_cost(tmp_path):
-    comparison = Comparison("job-left-alone", Verdict.SAME_BITS, "of model.pt", 100.0, 200.0)
+    by_type = {"ml.m5.large": 200.0}
+    comparison = Comparison(
+        "job-left-alone", Verdict.SAME_BITS, "of model.pt", 100.0, 200.0, by_type
+    )
     record = interrupted()
     without = write_page(record, tmp_path).text
     assert "Comparison with" not in without and "Faults" not in without
@@ -96,6 +99,7 @@ def test_a_report_has_the_verdict_time_and_cost(tmp_path):
         "explanation": "of model.pt",
         "seconds": 100.0,
         "instance_seconds": 200.0,
+        "seconds_by_type": by_type,
     }
     sentence = "same bits, compared with job-left-alone: of model.pt"
     assert Comparison(**data["comparison"]).sentence == sentence

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from waiting import wait_until
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal import faults
 from sagemaker_rehearsal.faults import disks, networks, ranks
+from sagemaker_rehearsal.faults.clocks import check_shifted
 from sagemaker_rehearsal.faults.errors import CannotInject, run
 
 HANG_SECONDS = 3  # what is not so by then never is
@@ -390,3 +391,22 @@ def test_a_clock_is_an_hour_ahead_and_right_again(tmp_path):
     set_back()
     process.kill()
     process.wait()
+
+
+NOT_FOUND = b"warning\ndate: libc.so.6: version `GLIBC_2.38' not found"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"1764003600\n", None),
+        (b"1764000000\n", "the clock of this image: 1764000000"),
+        (b"ERROR: ld.so: ignored.\n1764000000\n", "of this image: 1764000000"),
+        (NOT_FOUND, "of this image: date: libc.so.6: version `GLIBC_2.38' not found"),
+        (b"", "the clock of this image: "),
+    ],
+)
+def test_what_an_image_says_of_its_clock(said, why):
+    """Another C library than this machine's is an error of the loader, or no shift."""
+    with pytest.raises(CannotInject, match=why) if why else nullcontext():
+        check_shifted(said, 1764000000.0)

@@ -21,10 +21,10 @@ from checked_requests import (
     stopping,
 )
 
-from sagemaker_rehearsal.api import rules
-from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.job_access import Scope, reach
-from sagemaker_rehearsal.api.validation import LEFT_OUT, pruned
+from sagemaker_rehearsal.aws import rules
+from sagemaker_rehearsal.aws.errors import Refused
+from sagemaker_rehearsal.aws.validation import LEFT_OUT, pruned
 from sagemaker_rehearsal.jobs import layout
 
 PLAN = f"{ARN}:training-plan/a"
@@ -158,6 +158,11 @@ def test_the_first_preferred_type_with_capacity_is_chosen(resources, lacking, ch
             {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "TrainingPlanArns": [PLAN]}]}
             | {"TrainingPlanArn": PLAN},
             "TrainingPlanArns cannot be given together with TrainingPlanArn",
+        ),
+        (
+            {"Tags": [{"Key": "AWS:x", "Value": "y"}]},
+            {},
+            "aws: prefixed tag key names are not allo",
         ),
         ({}, {"InstanceCount": 251}, "runs jobs of 250 instances at most"),
         ({}, {"InstanceCount": 0}, "InstanceCount must be greater than or equal to 1"),

@@ -40,6 +40,7 @@ def validated(*documents: dict) -> list[list[str]]:
 def test_goodput_is_as_its_schema_says():
     documents = [
         goodput_data.describe(interrupted(2), price=72.0, spot_price=36.0),
+        goodput_data.describe(interrupted(), price={"ml.m5.large": 72.0}),
         goodput_data.describe(interrupted(), price=72.0),
         goodput_data.describe(many()),
         goodput_data.describe(job(status="Failed", failure="why")),

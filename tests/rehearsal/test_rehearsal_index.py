@@ -35,7 +35,7 @@ def test_the_reports_are_listed_the_newest_first(tmp_path):
     write(tmp_path, "new", newer)
     same = interrupted()
     same.created = 30.0
-    same.comparison = Comparison("x", Verdict.SAME_BITS, "", 1.0, 1.0)
+    same.comparison = Comparison("x", Verdict.SAME_BITS, "", 1.0, 1.0, {})
     write(tmp_path, "old.1", same)
     assert [row[:1] + row[2:3] + row[4:] for row in cells(tmp_path)] == [
         ["new", "Failed", "–", "–", "0", "failed with a reason"],

@@ -18,7 +18,9 @@ from waiting import wait_until
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal.api.service import Service
 from sagemaker_rehearsal.faults.containers import process_of_container
+from sagemaker_rehearsal.faults.errors import CannotInject
 from sagemaker_rehearsal.faults.rules import parse
+from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.record import Comparison, Fault, Record, Verdict
 from sagemaker_rehearsal.report import goodput_data
 from sagemaker_rehearsal.report.fault_verdict import describe_injection, judge
@@ -268,7 +270,7 @@ def hit(**fields) -> Record:
 
 
 def compared(verdict: Verdict) -> Comparison:
-    return Comparison("job-left-alone", verdict, "of model.pt", 1.0, 1.0)
+    return Comparison("job-left-alone", verdict, "of model.pt", 1.0, 1.0, {})
 
 
 @pytest.mark.parametrize(
@@ -331,22 +333,41 @@ def test_a_container_that_has_ended_has_no_process():
     assert process_of_container(0, "x") is None
 
 
-@pytest.mark.slow
-def test_the_clock_of_a_host_is_shifted_for_a_time(injected, monkeypatch, tmp_path):
-    """The host gets what libfaketime reads; the library itself is not needed here."""
+@pytest.fixture
+def library(monkeypatch, tmp_path) -> Path:
+    """A stand-in for the library of libfaketime, which is not needed itself."""
     (tmp_path / "libfaketime/vendor/libfaketime/src").mkdir(parents=True)
     (tmp_path / "libfaketime/__init__.py").touch()
-    library = tmp_path / "libfaketime/vendor/libfaketime/src/libfaketime.so.1"
-    library.touch()
+    file = tmp_path / "libfaketime/vendor/libfaketime/src/libfaketime.so.1"
+    file.touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "libfaketime", raising=False)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["processes", "docker"])
+def test_the_clock_of_a_host_is_shifted_for_a_time(injected, library, name):
+    """A container has the file and the library in a folder of its own."""
     started = []
     start = injected.engine.start
+    injected.engine.name = name
+    injected.engine.check_clock = lambda *_: None
     injected.engine.start = lambda *arguments: started.append(arguments[-1]) or start()
     rehearsed = with_faults(injected, "shift clock at step 3 for 0.3s")
     container = injected.container()
-    file = Path(started[0]["FAKETIME_TIMESTAMP_FILE"])
-    assert started[0]["LD_PRELOAD"] == str(library) and file.read_text() == "+0\n"
+    file = injected.folder / "work/job/1/algo-1/clock/shift"
+    in_container = name == "docker"
+    assert started[0]["FAKETIME_TIMESTAMP_FILE"] == (
+        "/opt/rehearsal-clock/shift" if in_container else str(file)
+    )
+    assert started[0]["LD_PRELOAD"] == (
+        "/opt/rehearsal-clock/libfaketime.so.1" if in_container else str(library)
+    )
+    assert file.with_name("libfaketime.so.1").exists() == in_container
+    host = Layout(injected.folder / "work/job/1/algo-1", None)
+    assert host.mounts[file.parent] == "/opt/rehearsal-clock"
+    assert file.read_text() == "+0\n"
     container.line_queue.put("step=3")
     wait_until(lambda: rehearsed.record.faults, "the fault")
     (fault,) = rehearsed.record.faults
@@ -358,6 +379,30 @@ def test_the_clock_of_a_host_is_shifted_for_a_time(injected, monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
+def test_the_fault_says_why_an_image_has_no_other_clock(injected, library):
+    def check(*_):
+        raise CannotInject("libfaketime does not shift the clock of this image: no date")
+
+    injected.engine.name = "docker"
+    injected.engine.check_clock = check
+    started = []
+    start = injected.engine.start
+    injected.engine.start = lambda *arguments: started.append(arguments[-1]) or start()
+    resources = {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2}}
+    injected.settings = {"faults": [parse("shift clock at step 3 of algo-2")]}
+    rehearsed = injected.job(**resources)
+    container = injected.container(1)
+    container.line_queue.put("step=3")
+    wait_until(lambda: rehearsed.record.faults, "the fault")
+    (fault,) = rehearsed.record.faults
+    assert fault.failed == "libfaketime does not shift the clock of this image: no date"
+    assert [variables.get("LD_PRELOAD") for variables in started] == [None, None]
+    for each in injected.engine.containers:
+        each.end(0)
+    wait_until_ended(rehearsed)
+
+
+@pytest.mark.slow
 def test_without_libfaketime_a_clock_is_not_shifted(injected, monkeypatch):
     monkeypatch.setitem(sys.modules, "libfaketime", None)
     rehearsed = with_faults(injected, "shift clock at step 3")
@@ -365,6 +410,6 @@ def test_without_libfaketime_a_clock_is_not_shifted(injected, monkeypatch):
     container.line_queue.put("step=3")
     wait_until(lambda: rehearsed.record.faults, "the fault")
     (fault,) = rehearsed.record.faults
-    assert "the host was not started with libfaketime: it needs the extra `clock`" in fault.failed
+    assert fault.failed == "it needs libfaketime (the extra `clock`), which is not here"
     container.end(0)
     assert judge(wait_until_ended(rehearsed)) is None

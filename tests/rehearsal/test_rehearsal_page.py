@@ -316,7 +316,7 @@ def test_a_job_that_has_completed_is_compared(site, monkeypatch):
     assert "job-2 runs; the comparison is here once it has ended" in text
     assert "Compare with an uninterrupted run" not in text
     del site.service.comparing[arn]
-    record.comparison = Comparison("job-2", Verdict.SAME_BITS, "of model.pt", 1.0, 1.0)
+    record.comparison = Comparison("job-2", Verdict.SAME_BITS, "of model.pt", 1.0, 1.0, {})
     text = site.get(job=arn).text
     assert "<strong>same bits</strong>: of model.pt" in text
     assert "Compare with an uninterrupted run" not in text
@@ -401,7 +401,9 @@ def test_in_chromium(tmp_path):
     arn = site.add(record, *(f"step={n} a line that says something" for n in range(300)), "x" * 900)
     ended = replace(
         interrupted(),
-        comparison=Comparison("job-left-alone", Verdict.SAME_BITS, "of model.pt", 90.0, 180.0),
+        comparison=Comparison(
+            "job-left-alone", Verdict.SAME_BITS, "of model.pt", 90.0, 180.0, {"ml.m5.large": 180.0}
+        ),
         faults=[
             Fault(20.0, "algo-1", "freeze rank", "rank 1", 10, "freeze rank at step 10", 25.0),
             Fault(30.0, "algo-1", "cut network", "", None, "by hand", failed="it needs root"),
@@ -417,7 +419,7 @@ def test_in_chromium(tmp_path):
     ):
         address = f"http://127.0.0.1:{port}"
         job_address = f"{address}{site.page.documents.address('/', job=arn)}"
-        for width in (1280, 390):
+        for width in (1280, 768, 390):
             for scheme in ("light", "dark"):
                 browser.view(width, scheme)
                 for name, opened in (

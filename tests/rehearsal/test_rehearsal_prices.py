@@ -3,15 +3,19 @@
 import argparse
 
 import pytest
-from records import attempt, interrupted, job
+from records import attempt, interrupted, job, points
 
 from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.jobs.record import Record
 from sagemaker_rehearsal.report import goodput_data
+from sagemaker_rehearsal.report.comparison import compare
 from sagemaker_rehearsal.report.page import make_sections
 
 FILE = """instance_type,on_demand,spot,currency,date,source
 ml.m5.large,72,36,EUR,2026-11-26,https://example.com
 ml.g5.xlarge,1,,EUR,2026-11-26,https://example.com
+ml.c5.xlarge,36,18,EUR,2026-11-27,https://example.com
+ml.trn1.2xlarge,1,,USD,2026-11-26,https://example.com
 """
 
 
@@ -45,13 +49,50 @@ def test_a_type_without_a_price_on_spot(of_file):
     assert (found["price"], found["spot_price"]) == (1.0, None)
 
 
+def of_two_types(record: Record) -> Record:
+    """Return a record whose second host is of another type."""
+    for attempt_of_job in record.attempts:
+        attempt_of_job.instances[1].instance_type = "ml.c5.xlarge"
+    return record
+
+
+def test_a_job_of_several_types_costs_what_each_of_them_costs(of_file):
+    """Each host needs 90 s without interruptions, and has had 120 s."""
+    record = of_two_types(interrupted(2))
+    found = settings.prices_for(of_file, record.instance_types)
+    assert found["price"] == {"ml.c5.xlarge": 36.0, "ml.m5.large": 72.0}
+    cost = goodput_data.describe(record, **found)["cost"]
+    assert cost["on_demand"] == pytest.approx(90 * (72 + 36) / 3600)
+    assert cost["spot"] == pytest.approx(120 * (36 + 18) / 3600)
+    assert cost["price"] == found["price"] and cost["currency"] == "EUR"
+    assert settings.describe_prices(of_file, record.instance_types) == [
+        "prices of ml.c5.xlarge: in EUR, of 2026-11-27, https://example.com",
+        "prices of ml.m5.large: in EUR, of 2026-11-26, https://example.com",
+    ]
+    partly = settings.prices_for(of_file, {"ml.m5.large", "ml.g5.xlarge"})
+    assert partly["price"] and partly["spot_price"] is None
+
+
+def test_a_comparison_of_several_types_costs_what_each_of_them_costs(of_file):
+    record = of_two_types(interrupted(2))
+    other = of_two_types(job(attempt(1, 0, 100, points((50, 70)), hosts=2), modified=100.0))
+    record.comparison = compare(record, other)
+    found = settings.prices_for(of_file, record.instance_types)
+    cells = [cell.text for cell in make_sections(record, **found)["comparison"].iter("td")]
+    assert cells[-2:] == ["3.00 EUR", "1.50 EUR"]
+
+
 @pytest.mark.parametrize(
     ("types", "says"),
     [
         ({"ml.p5.48xlarge"}, "no cost is said: --prices has no price of ml.p5.48xlarge"),
         (
-            {"ml.m5.large", "ml.g5.xlarge"},
-            "no cost is said: the job has instances of several types, ml.g5.xlarge, ml.m5.large",
+            {"ml.m5.large", "ml.trn1.2xlarge"},
+            "no cost is said: --prices has ml.m5.large in EUR, ml.trn1.2xlarge in USD",
+        ),
+        (
+            {"ml.m5.large", "ml.p5.48xlarge"},
+            "no cost is said: --prices has no price of ml.p5.48xlarge",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import argparse
 import math
 import random
+from datetime import UTC, datetime, timedelta
 
 import boto3
 import pytest
@@ -310,3 +311,76 @@ def test_a_checkpoint_that_takes_as_long_as_instances_last():
     assert costs.on_spot(1e9, 100.0, 200.0).interval == 100.0
     assert costs.on_spot(1e9, 100.0, 1e-9).interval == 1.0
     assert costs.on_spot(10.0, 1e9, 1000.0).interval == 10.0  # the job is shorter
+
+
+NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
+ENDED_JOB = {
+    "TrainingJobName": "job",
+    "TrainingJobStatus": "Completed",
+    "BillableTimeInSeconds": 5400,
+    "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+}
+CHOSEN = {
+    "InstancePreferences": [{"InstanceType": "ml.p5.48xlarge"}, {"InstanceType": "ml.g5.xlarge"}],
+    "InstanceCount": 3,
+    "SelectedInstanceType": "ml.g5.xlarge",
+    "SelectedInstanceCount": 3,
+}
+GROUPS = {
+    "InstanceGroups": [
+        {"InstanceGroupName": "a", "InstanceType": "ml.g5.xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "b", "InstanceType": "ml.g4dn.xlarge", "InstanceCount": 2},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "job: Completed, 1.50 h of 2 x ml.g5.xlarge, 6.00 EUR"),
+        ({"ResourceConfig": CHOSEN}, "job: Completed, 1.50 h of 3 x ml.g5.xlarge, 9.00 EUR"),
+        (
+            {"ResourceConfig": GROUPS},
+            "job: Completed, 1.50 h of 1 x ml.g5.xlarge + 2 x ml.g4dn.xlarge, 6.00 EUR",
+        ),
+        (
+            {"EnableManagedSpotTraining": True},
+            "on spot: the service takes the discount from the billable time",
+        ),
+        (
+            {"WarmPoolStatus": {"ResourceRetainedBillableTimeInSeconds": 1800}},
+            "job: Completed, 2.00 h of 2 x ml.g5.xlarge, 8.00 EUR",
+        ),
+        (
+            {
+                "TrainingJobStatus": "InProgress",
+                "BillableTimeInSeconds": 0,
+                "TrainingStartTime": NOW - timedelta(minutes=30),
+            },
+            "job: InProgress, 0.50 h of 2 x ml.g5.xlarge, 2.00 EUR",
+        ),
+        (
+            {"TrainingJobStatus": "InProgress"},
+            "job: InProgress, 0.00 h of 2 x ml.g5.xlarge, 0.00 EUR",
+        ),
+    ],
+)
+def test_what_a_job_has_cost(tmp_path, fields, says):
+    (tmp_path / "prices.csv").write_text(
+        "instance_type,on_demand,spot,currency,date,source\n"
+        "ml.g5.xlarge,2,,EUR,2026-11-26,x\nml.g4dn.xlarge,1,,EUR,2026-11-26,x\n"
+    )
+    words = ["cost", "job", f"--prices={tmp_path}/prices.csv"]
+    args = command.command_parser().parse_args(words)
+    said = costs.describe_job(args, ENDED_JOB | fields, NOW)
+    assert says in said and "ml.g5.xlarge: prices of 2026-11-26, x" in said
+
+
+def test_what_a_job_has_cost_needs_a_price():
+    args = command.command_parser().parse_args(["cost", "job"])
+    with pytest.raises(ValueError, match="--price, --prices: found neither; give the price"):
+        costs.describe_job(args, ENDED_JOB, NOW)
+    args = command.command_parser().parse_args(["cost", "job", "--price=4"])
+    assert costs.describe_job(args, ENDED_JOB, NOW) == [
+        "job: Completed, 1.50 h of 2 x ml.g5.xlarge, 12.00"
+    ]

@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 from botocore.model import StructureShape
 
-from sagemaker_rehearsal.api.errors import Refused, invalid, not_emulated
-from sagemaker_rehearsal.api.validation import input_shape
+from sagemaker_rehearsal.aws.errors import Refused, invalid, not_emulated
+from sagemaker_rehearsal.aws.validation import input_shape
 
 # Fields that are emulated, with all below them. A field of the model that is neither here nor in
 # WITHOUT_EFFECT is refused.
@@ -85,6 +85,8 @@ def check(request: dict) -> list[str]:
         if known and name not in WITHOUT_EFFECT:
             raise not_emulated(name)
         notes[name] = WITHOUT_EFFECT.get(name, "the service's model does not have it")
+    if any(tag["Key"].lower().startswith("aws:") for tag in request.get("Tags") or []):
+        raise invalid("aws: prefixed tag key names are not allowed for external use.")
     _check_algorithm(request.get("AlgorithmSpecification") or {})
     _check_resources(
         request.get("ResourceConfig") or {}, bool(request.get("EnableManagedSpotTraining"))

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_rehearsal import faults
-from sagemaker_rehearsal.api import clients
+from sagemaker_rehearsal.aws import clients
 from sagemaker_rehearsal.faults.clocks import SHIFT_SECONDS
 from sagemaker_rehearsal.faults.errors import CannotInject
 from sagemaker_rehearsal.faults.rules import (
@@ -22,8 +22,8 @@ from sagemaker_rehearsal.faults.rules import (
     OF_RANKS,
     Fault,
 )
+from sagemaker_rehearsal.faults.schedule import Due
 from sagemaker_rehearsal.jobs import checkpoint_sync, record
-from sagemaker_rehearsal.jobs.schedule import Due
 
 if TYPE_CHECKING:
     from sagemaker_rehearsal.jobs.attempt import Attempt
@@ -122,12 +122,9 @@ class Injector:
             interface = self.attempt.network.interface
             return interface, NETWORK_FAULTS[kind](pid, interface)
         if kind == "shift clock":
-            file = self.attempt.clocks.get(host)
-            if file is None:
-                raise CannotInject(
-                    "the host was not started with libfaketime: it needs the extra `clock`, a rule "
-                    "of --fault with 'shift clock', and jobs that run as processes"
-                )
+            if self.attempt.fixed_clocks:
+                raise CannotInject(self.attempt.fixed_clocks)
+            file = self.attempt.layout_of(host).clock
             return f"{SHIFT_SECONDS} s ahead", faults.shift_clock(file)
         folder = self.attempt.layout_of(host).checkpoints
         if folder is None:
