@@ -176,6 +176,13 @@ class ModelArtifacts(TypedDict):
     S3ModelArtifacts: str
 
 
+class WarmPoolStatus(TypedDict):
+    """What has become of the instances after a job's end, as it is described."""
+
+    Status: str
+    ResourceRetainedBillableTimeInSeconds: NotRequired[int]
+
+
 class Job(TypedDict):
     """The answer of DescribeTrainingJob."""
 
@@ -189,6 +196,8 @@ class Job(TypedDict):
     ModelArtifacts: NotRequired[ModelArtifacts]
     TrainingTimeInSeconds: NotRequired[int]
     BillableTimeInSeconds: NotRequired[int]
+    TrainingStartTime: NotRequired[datetime]
+    WarmPoolStatus: NotRequired[WarmPoolStatus]
     ResourceConfig: NotRequired[ResourceConfig]
     CheckpointConfig: NotRequired[CheckpointConfig]
     EnableManagedSpotTraining: NotRequired[bool]
