@@ -1,8 +1,8 @@
 """Launches one SageMaker training job of the image, and follows it to its end.
 
 Installed as a package, its name is sagemaker-lightning-launch. It has commands for existing
-jobs: list, logs JOB, stop JOB, resume JOB, follow JOB, cost JOB; and completion, for a shell; `...
-COMMAND --help` says more.
+jobs: list, logs JOB, stop JOB, resume JOB, follow JOB; and completion, for a shell; `... COMMAND
+--help` says more.
 
     python scripts/launch.py --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
         [FLAG]... [KEY=VALUE]...
@@ -51,7 +51,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,7 +64,6 @@ from sagemaker_lightning.launcher import (
     defaults,
     drill,
     hyperparameter_check,
-    job_cost,
     job_request,
     jobs,
     request_validation,
@@ -358,7 +356,6 @@ COMMANDS = {
     "resume": "continue from the checkpoints of a job that was stopped or failed, or whose time "
     "was over: the same request and checkpoints, under a new name",
     "follow": "print what happens to a job until it ends, as after its start",
-    "cost": "print what a job has cost, or costs so far, at the prices that are given",
     "completion": "print the script by which a shell completes commands and flags",
 }
 EXAMPLES = {
@@ -367,7 +364,6 @@ EXAMPLES = {
     "stop": "stop my-job",
     "resume": "resume my-job --max-run=86400",
     "follow": "follow my-job",
-    "cost": "cost my-job --price=1.5",
     "completion": "completion bash > ~/.local/share/bash-completion/completions/"
     "sagemaker-lightning-launch",
 }
@@ -418,9 +414,6 @@ def add_commands(all_commands: argparse.ArgumentParser) -> None:
             add_waits(add)
         if name in ("logs", "resume", "follow"):
             add_poll(add)
-        if name == "cost":
-            costs.add_prices(add)
-            command.set_defaults(spot_price=None)
 
 
 def show_completion(shell: str) -> None:
@@ -446,9 +439,6 @@ def run_command(args: argparse.Namespace) -> int:
         return jobs.follow(site, args.job, args.poll)
     elif args.command == "logs":
         jobs.show_log(site, args.job)
-    elif args.command == "cost":
-        for line in job_cost.describe(args, jobs.describe(site, args.job), datetime.now(UTC)):
-            print(line)
     else:
         request = jobs.to_resume(site, args.job, args.max_run, args.max_wait)
         request_validation.validate(request)

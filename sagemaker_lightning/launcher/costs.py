@@ -219,26 +219,17 @@ def describe(args: argparse.Namespace, request: Request, site: Site) -> list[str
                     "--budget), before its end"
                 )
         rows.append(("on spot", hour.spot, spot.seconds))
+    table = [f"{'':12}{'per hour':>10}{'hours':>10}{f'cost {hour.currency}'.rstrip():>12}"]
+    table += [
+        f"{name:12}{per_hour:>10.2f}{_hours(each):>10}{_cost(per_hour * each / HOUR):>12}"
+        for name, per_hour, each in rows
+    ]
     if _paid_seconds(args, request["ResourceConfig"]) < limit + 1:
         notes.append(
             f"--budget={args.budget:g} ends the training after {_hours(limit)} h; its start-up is "
             "paid besides"
         )
-    return table(rows, hour) + notes
-
-
-def table(rows: Sequence[tuple[str, float, float]], hour: Hour) -> list[str]:
-    """Return the lines of a table of costs.
-
-    Args:
-        rows: What it is, the price of an hour of all instances, and seconds.
-        hour: It has the currency.
-    """
-    heading = f"{'':12}{'per hour':>10}{'hours':>10}{f'cost {hour.currency}'.rstrip():>12}"
-    return [heading] + [
-        f"{name:12}{per_hour:>10.2f}{_hours(each):>10}{_cost(per_hour * each / HOUR):>12}"
-        for name, per_hour, each in rows
-    ]
+    return table + notes
 
 
 def _hours(seconds: float) -> str:
@@ -317,34 +308,25 @@ def amount(text: str) -> float:
     return float(text)
 
 
-def add_prices(add: Callable[..., argparse.Action], purpose: str = "") -> None:
-    """Add the flags of prices on demand; `purpose` is what the help of --price adds."""
-    add(
-        "--price",
-        type=amount,
-        metavar="PRICE",
-        help=f"of an instance hour on demand, in any currency{purpose}",
-    )
-    add(
-        "--prices",
-        metavar="FILE",
-        help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance; --price "
-        "comes before it",
-    )
-
-
 def add_flags(
     add: Callable[..., argparse.Action],
     duration: Callable[[str], int],
     positive: Callable[[str], int],
 ) -> None:
     """Add the flags of the cost, with `add`, a group's add_argument, and some of their types."""
-    add_prices(add, ": prints what the job will cost")
+    for flag, text in (
+        (
+            "--price",
+            "of an instance hour on demand, in any currency: prints what the job will cost",
+        ),
+        ("--spot-price", "of an instance hour on spot"),
+    ):
+        add(flag, type=amount, metavar="PRICE", help=text)
     add(
-        "--spot-price",
-        type=amount,
-        metavar="PRICE",
-        help="of an instance hour on spot; before that of --prices",
+        "--prices",
+        metavar="FILE",
+        help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
+        "--price; --price and --spot-price come before it",
     )
     add(
         "--budget",

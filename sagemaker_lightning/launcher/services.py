@@ -176,13 +176,6 @@ class ModelArtifacts(TypedDict):
     S3ModelArtifacts: str
 
 
-class WarmPoolStatus(TypedDict):
-    """What has become of the instances after a job's end, as it is described."""
-
-    Status: str
-    ResourceRetainedBillableTimeInSeconds: NotRequired[int]
-
-
 class Job(TypedDict):
     """The answer of DescribeTrainingJob."""
 
@@ -196,8 +189,6 @@ class Job(TypedDict):
     ModelArtifacts: NotRequired[ModelArtifacts]
     TrainingTimeInSeconds: NotRequired[int]
     BillableTimeInSeconds: NotRequired[int]
-    TrainingStartTime: NotRequired[datetime]
-    WarmPoolStatus: NotRequired[WarmPoolStatus]
     ResourceConfig: NotRequired[ResourceConfig]
     CheckpointConfig: NotRequired[CheckpointConfig]
     EnableManagedSpotTraining: NotRequired[bool]

@@ -350,10 +350,7 @@ def test_commands_for_a_job_that_is_there(aws, launch):
     assert followed.returncode == 0 and "spot-1: Completed" in followed.stdout, followed.stderr
     logs = launch("logs", "spot-1", endpoint=aws)
     assert (logs.returncode, logs.stderr) == (0, "spot-1 has no log that can be shown\n")
-    cost = launch("cost", "spot-1", "--price=1.5", endpoint=aws)
-    assert cost.returncode == 0 and cost.stdout.startswith("spot-1: Completed"), cost.stderr
     for words, says in (
-        (("cost", "spot-1"), "--price: found none; give the price of an instance hour on demand"),
         (("stop", "spot-1"), "JOB: found spot-1, which is Completed; expected a job that runs"),
         (("resume", "spot-1"), "JOB: found spot-1, which is Completed; there is nothing to resume"),
         (("follow", "none"), "JOB: found none, expected a training job in us-east-1; "),
@@ -363,7 +360,7 @@ def test_commands_for_a_job_that_is_there(aws, launch):
         assert completed.stderr.startswith(f"error: {says}") and completed.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["list", "logs", "stop", "resume", "follow", "cost"])
+@pytest.mark.parametrize("name", ["list", "logs", "stop", "resume", "follow"])
 def test_the_help_of_a_command_has_an_example(launch, name):
     completed = launch(name, "--help")
     assert completed.returncode == 0 and f"example: launch.py {name}" in completed.stdout
