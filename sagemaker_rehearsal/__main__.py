@@ -33,9 +33,8 @@ try:
     from sagemaker_lightning.launcher import aws, completion, jobs
     from sagemaker_lightning.launcher.command import add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
-    from sagemaker_rehearsal.api import gate
-    from sagemaker_rehearsal.contract import clients
-    from sagemaker_rehearsal.contract.access_keys import Key
+    from sagemaker_rehearsal.api import clients, gate
+    from sagemaker_rehearsal.api.access_keys import Key
     from sagemaker_rehearsal.faults.rules import KINDS
 except ImportError as missing:
     sys.exit(

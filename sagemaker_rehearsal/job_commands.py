@@ -13,7 +13,7 @@ from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import follower, jobs
 from sagemaker_lightning.launcher.sites import Site
 from sagemaker_rehearsal import owner
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs.record import Comparison, Fault, Interruption, Verdict
 from sagemaker_rehearsal.report import goodput_data
 from sagemaker_rehearsal.report.fault_verdict import describe_injection

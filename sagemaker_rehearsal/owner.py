@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sagemaker_lightning.contract.process_stat import START_TIME, process_stat
-from sagemaker_rehearsal.contract.access_keys import Key
+from sagemaker_rehearsal.api.access_keys import Key
 from sagemaker_rehearsal.engines import bridge, containers
 
 MAX_IMAGES = 5

@@ -10,12 +10,11 @@ from docker.errors import DockerException
 from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal import single_job
-from sagemaker_rehearsal.api import sockets
+from sagemaker_rehearsal.api import clients as cloud
+from sagemaker_rehearsal.api import server, sockets
+from sagemaker_rehearsal.api.access_keys import Keys
 from sagemaker_rehearsal.api.account import Account
 from sagemaker_rehearsal.api.service import ACCOUNT, Service
-from sagemaker_rehearsal.contract import clients as cloud
-from sagemaker_rehearsal.contract.access_keys import Keys
-from sagemaker_rehearsal.endpoint import Endpoint, Handler
 from sagemaker_rehearsal.engines.containers import Containers
 from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_python
 from sagemaker_rehearsal.jobs.job import Place
@@ -97,11 +96,11 @@ def _serve_endpoint(
     keys = Keys()
     service = Service(settings, lambda region, job, name: place(region, job, name))
 
-    def make_endpoint(port: int) -> Endpoint:
+    def make_endpoint(port: int) -> server.Endpoint:
         own_clients = cloud.Clients(f"http://{addresses[0]}:{port}", keys.person)
-        return Endpoint(service, keys, Account(own_clients, engine))
+        return server.Endpoint(service, keys, Account(own_clients, engine))
 
-    with sockets.served(make_endpoint, settings.port, addresses, Handler) as port:
+    with sockets.served(make_endpoint, settings.port, addresses, server.Handler) as port:
         address_here, for_jobs = (
             f"http://{address}:{port}" for address in (addresses[0], addresses[-1])
         )

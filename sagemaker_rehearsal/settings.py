@@ -16,7 +16,7 @@ from sagemaker_lightning.launcher import completion, prices
 from sagemaker_lightning.launcher.prices import Price
 from sagemaker_rehearsal.faults.rules import Fault
 from sagemaker_rehearsal.faults.rules import parse as parse_fault
-from sagemaker_rehearsal.faults.schedule import Rule, parse
+from sagemaker_rehearsal.jobs.schedule import Rule, parse
 
 PORT = 4571
 ABOVE_0 = ("sync_every", "hang_after")

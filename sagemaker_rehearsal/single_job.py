@@ -7,8 +7,8 @@ from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from sagemaker_rehearsal.contract import clients
-from sagemaker_rehearsal.contract.access_keys import Key
+from sagemaker_rehearsal.api import clients
+from sagemaker_rehearsal.api.access_keys import Key
 from sagemaker_rehearsal.jobs.masking import Mask
 from sagemaker_rehearsal.jobs.record import ENDED, Status
 

@@ -14,8 +14,8 @@ from xml.sax.saxutils import escape
 
 from werkzeug.wrappers import Response
 
+from sagemaker_rehearsal.api.access_keys import Key
 from sagemaker_rehearsal.api.gate import Caller
-from sagemaker_rehearsal.contract.access_keys import Key
 
 TRUST = {
     "Version": "2012-10-17",

@@ -25,7 +25,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Request
 from werkzeug.wsgi import get_input_stream
 
-from sagemaker_rehearsal.contract.access_keys import Key
+from sagemaker_rehearsal.api.access_keys import Key
 
 # The service that our own requests are signed for, beside AWS's services.
 OWN_SERVICE = "rehearsal"

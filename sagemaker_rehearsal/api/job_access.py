@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from sagemaker_lightning.contract.hyperparameters import is_own
-from sagemaker_rehearsal.api import gate
+from sagemaker_rehearsal.api import clients, gate
 from sagemaker_rehearsal.api.gate import Closed
-from sagemaker_rehearsal.contract import clients
 from sagemaker_rehearsal.jobs import artifacts, checkpoint_sync
 
 # The parameters that a request may have, beside those of a presigned address and of its answer.

@@ -4,7 +4,7 @@ import base64
 import time
 from collections.abc import Mapping
 
-from sagemaker_rehearsal.contract.errors import invalid
+from sagemaker_rehearsal.api.errors import invalid
 from sagemaker_rehearsal.jobs import warm_pools
 from sagemaker_rehearsal.jobs.record import Record
 

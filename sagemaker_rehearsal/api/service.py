@@ -9,17 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sagemaker_rehearsal.api import listing, tuning
+from sagemaker_rehearsal.api import clients, listing, rules, tuning
+from sagemaker_rehearsal.api.errors import Refused, invalid
 from sagemaker_rehearsal.api.listing import without_none
-from sagemaker_rehearsal.contract import clients, rules
-from sagemaker_rehearsal.contract.errors import Refused, invalid
-from sagemaker_rehearsal.contract.validation import input_shape, pruned, validate
+from sagemaker_rehearsal.api.validation import input_shape, pruned, validate
 from sagemaker_rehearsal.faults.rules import parse as parse_fault
-from sagemaker_rehearsal.faults.schedule import Due, named, ordered
 from sagemaker_rehearsal.jobs import channels, layout, warm_pools
 from sagemaker_rehearsal.jobs.job import Job, Place
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
+from sagemaker_rehearsal.jobs.schedule import Due, named, ordered
 from sagemaker_rehearsal.report.comparison import compare
 from sagemaker_rehearsal.settings import Settings, describe_prices
 

@@ -11,8 +11,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
+from sagemaker_rehearsal.api.errors import Refused, invalid
 from sagemaker_rehearsal.api.listing import without_none
-from sagemaker_rehearsal.contract.errors import Refused, invalid
 from sagemaker_rehearsal.jobs.job import Job
 from sagemaker_rehearsal.jobs.record import ENDED, Status
 

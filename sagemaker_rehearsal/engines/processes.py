@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from sagemaker_rehearsal.contract.errors import invalid
+from sagemaker_rehearsal.api.errors import invalid
 from sagemaker_rehearsal.engines import bridge
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.logs import lines

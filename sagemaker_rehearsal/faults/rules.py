@@ -4,8 +4,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from sagemaker_rehearsal.faults import schedule
-from sagemaker_rehearsal.faults.schedule import Due, Schedule
+from sagemaker_rehearsal.jobs import schedule
+from sagemaker_rehearsal.jobs.schedule import Due, Schedule
 
 KINDS = {
     "kill rank": "SIGKILL for one rank",

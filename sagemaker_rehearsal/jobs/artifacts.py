@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs.folders import Folder
 from sagemaker_rehearsal.jobs.record import MAX_MODEL_FILES
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from sagemaker_rehearsal.faults.clocks import preload_clock
 from sagemaker_rehearsal.faults.errors import CannotInject
+from sagemaker_rehearsal.faults.injection import Injector
 from sagemaker_rehearsal.faults.rules import Fault
-from sagemaker_rehearsal.faults.schedule import Due
 from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record
-from sagemaker_rehearsal.jobs.injection import Injector
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.record import Secondary
+from sagemaker_rehearsal.jobs.schedule import Due
 
 if TYPE_CHECKING:
     from sagemaker_rehearsal.jobs.job import Job

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs import layout
 from sagemaker_rehearsal.jobs.layout import Host, Layout
 

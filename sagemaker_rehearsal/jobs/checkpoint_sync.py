@@ -22,7 +22,7 @@ from sagemaker_lightning.contract.checkpoint_home import (
     UPLOADED_SUFFIX,
     UPLOADING_SUFFIX,
 )
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs.channels import JobFailed, inside, relative
 from sagemaker_rehearsal.jobs.folders import NO_KEY_REASON, Folder
 from sagemaker_rehearsal.jobs.record import Saved

@@ -17,15 +17,15 @@ from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sagemaker_lightning.contract.errors import printable
-from sagemaker_rehearsal.contract import rules
+from sagemaker_rehearsal.api import rules
 from sagemaker_rehearsal.faults.rules import Fault, Faults
-from sagemaker_rehearsal.faults.schedule import Due, Rule, Schedule, named
 from sagemaker_rehearsal.jobs import artifacts, folders, layout, record
 from sagemaker_rehearsal.jobs.attempt import Attempt, Ended, Outcome
 from sagemaker_rehearsal.jobs.channels import JobFailed
 from sagemaker_rehearsal.jobs.logs import Logs, set_aside
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Interruption, Record, Secondary, Status
+from sagemaker_rehearsal.jobs.schedule import Due, Rule, Schedule, named
 from sagemaker_rehearsal.settings import Settings
 
 NO_CAPACITY = (

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from sagemaker_rehearsal.contract import rules
+from sagemaker_rehearsal.api import rules
 from sagemaker_rehearsal.jobs.folders import Folder
 
 CHECKPOINTS = "/opt/ml/checkpoints"

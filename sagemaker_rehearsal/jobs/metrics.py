@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from sagemaker_rehearsal.contract.errors import invalid
+from sagemaker_rehearsal.api.errors import invalid
 
 MATCHER = Path(__file__).with_name("matcher.py")
 

@@ -9,11 +9,10 @@ from werkzeug.utils import redirect
 from werkzeug.wrappers import Request, Response
 from werkzeug.wsgi import FileWrapper
 
-from sagemaker_rehearsal.api import gate
+from sagemaker_rehearsal.api import clients, gate
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.gate import Closed
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.contract import clients
-from sagemaker_rehearsal.contract.errors import Refused
 from sagemaker_rehearsal.web import access, documents, log_file, objects, stream
 from sagemaker_rehearsal.web.access import PATH
 

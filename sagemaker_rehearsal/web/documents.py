@@ -10,8 +10,8 @@ from xml.etree.ElementTree import Element
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.contract import clients
 from sagemaker_rehearsal.jobs.job import Job
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Status
 from sagemaker_rehearsal.report.markup import clock, document, html, make_table, node

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs import artifacts, checkpoint_sync
 
 # Objects of a kind that are listed, at most.

@@ -10,7 +10,7 @@ from rehearsed_inputs import (
     put_objects,
 )
 
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.engines import bridge
 
 

@@ -9,8 +9,7 @@ import pytest
 from records import interrupted
 
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.faults import schedule
-from sagemaker_rehearsal.faults.schedule import Due
+from sagemaker_rehearsal.jobs import schedule
 from sagemaker_rehearsal.jobs.attempt import Outcome
 from sagemaker_rehearsal.jobs.job import Ended, Job
 from sagemaker_rehearsal.jobs.record import (
@@ -21,6 +20,7 @@ from sagemaker_rehearsal.jobs.record import (
     Secondary,
     point,
 )
+from sagemaker_rehearsal.jobs.schedule import Due
 
 
 def job_with(rule_of_retries: int | None = None, **options) -> Job:

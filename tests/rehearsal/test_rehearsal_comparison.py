@@ -11,7 +11,7 @@ from test_rehearsal_report import write_page
 from waiting import wait_until
 
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.faults import schedule
+from sagemaker_rehearsal.jobs import schedule
 from sagemaker_rehearsal.jobs.record import MAX_MODEL_FILES, Comparison, Record, Verdict
 from sagemaker_rehearsal.report import goodput_data
 from sagemaker_rehearsal.report.comparison import compare

@@ -21,10 +21,10 @@ from checked_requests import (
     stopping,
 )
 
+from sagemaker_rehearsal.api import rules
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.job_access import Scope, reach
-from sagemaker_rehearsal.contract import rules
-from sagemaker_rehearsal.contract.errors import Refused
-from sagemaker_rehearsal.contract.validation import LEFT_OUT, pruned
+from sagemaker_rehearsal.api.validation import LEFT_OUT, pruned
 from sagemaker_rehearsal.jobs import layout
 
 PLAN = f"{ARN}:training-plan/a"

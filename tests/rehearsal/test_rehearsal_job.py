@@ -24,11 +24,11 @@ from rehearsed_jobs import (
 )
 from waiting import wait_until
 
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.contract.errors import Refused
 from sagemaker_rehearsal.engines import processes
 from sagemaker_rehearsal.engines.processes import Process, Processes
-from sagemaker_rehearsal.faults import schedule
+from sagemaker_rehearsal.jobs import schedule
 from sagemaker_rehearsal.jobs.job import MAX_NOTES, Job
 from sagemaker_rehearsal.jobs.record import MAX_RESULTS, Record
 from sagemaker_rehearsal.report import page

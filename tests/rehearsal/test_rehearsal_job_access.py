@@ -24,7 +24,7 @@ from endpoint_requests import (
 )
 
 from sagemaker_rehearsal.api import gate
-from sagemaker_rehearsal.contract.access_keys import Key
+from sagemaker_rehearsal.api.access_keys import Key
 
 pytestmark = pytest.mark.slow
 

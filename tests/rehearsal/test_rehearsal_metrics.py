@@ -6,8 +6,8 @@ import time
 import pytest
 from rehearsed_inputs import HANG_SECONDS, KEY
 
-from sagemaker_rehearsal.contract import clients
-from sagemaker_rehearsal.contract.errors import Refused
+from sagemaker_rehearsal.api import clients
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.jobs import logs, matcher, metrics
 
 

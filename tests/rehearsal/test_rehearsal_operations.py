@@ -8,9 +8,9 @@ from checked_requests import ARN, Checked, answer
 from records import attempt, interrupted
 from records import job as ended_job
 
+from sagemaker_rehearsal.api import rules
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.contract import rules
-from sagemaker_rehearsal.contract.errors import Refused
 from sagemaker_rehearsal.jobs.record import Record, Transition
 
 OTHER_OPERATIONS = [

@@ -417,7 +417,7 @@ def test_in_chromium(tmp_path):
     ):
         address = f"http://127.0.0.1:{port}"
         job_address = f"{address}{site.page.documents.address('/', job=arn)}"
-        for width in (1280, 768, 390):
+        for width in (1280, 390):
             for scheme in ("light", "dark"):
                 browser.view(width, scheme)
                 for name, opened in (

@@ -26,7 +26,7 @@ from checked_requests import (
     stopping,
 )
 
-from sagemaker_rehearsal.contract.errors import Refused
+from sagemaker_rehearsal.api.errors import Refused
 
 
 def service_path(path: tuple) -> str:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sagemaker_rehearsal.faults import schedule
-from sagemaker_rehearsal.faults.schedule import Rule, Schedule, parse
+from sagemaker_rehearsal.jobs import schedule
+from sagemaker_rehearsal.jobs.schedule import Rule, Schedule, parse
 
 RULES = {
     "at 40s": {"at": 40.0},

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sagemaker_rehearsal.api import tuning
-from sagemaker_rehearsal.contract.errors import Refused
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.jobs.record import Record, Status
 
 RANGES = {

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import botocore.session
 from botocore.model import Shape
 
+from sagemaker_rehearsal.api import rules
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.contract import rules
-from sagemaker_rehearsal.contract.errors import Refused
 from sagemaker_rehearsal.jobs import layout
 from sagemaker_rehearsal.jobs.metrics import Metrics
 

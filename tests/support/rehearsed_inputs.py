@@ -6,8 +6,8 @@ from pathlib import Path
 import aws_services
 import pytest
 
-from sagemaker_rehearsal.contract import clients
-from sagemaker_rehearsal.contract.access_keys import Key
+from sagemaker_rehearsal.api import clients
+from sagemaker_rehearsal.api.access_keys import Key
 from sagemaker_rehearsal.jobs import layout
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"

@@ -16,12 +16,12 @@ from werkzeug.wrappers import Request, Response
 
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_rehearsal.api import gate, sockets
+from sagemaker_rehearsal.api.access_keys import Keys
 from sagemaker_rehearsal.api.account import Account, peek, with_key
+from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.gate import Caller, Closed
 from sagemaker_rehearsal.api.job_access import Reach, confine, reach
 from sagemaker_rehearsal.api.service import Service, arn_of
-from sagemaker_rehearsal.contract.access_keys import Keys
-from sagemaker_rehearsal.contract.errors import Refused
 from sagemaker_rehearsal.jobs.record import ENDED
 from sagemaker_rehearsal.web import access
 from sagemaker_rehearsal.web.application import WebPage

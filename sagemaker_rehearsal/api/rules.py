@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 from botocore.model import StructureShape
 
-from sagemaker_rehearsal.contract.errors import Refused, invalid, not_emulated
-from sagemaker_rehearsal.contract.validation import input_shape
+from sagemaker_rehearsal.api.errors import Refused, invalid, not_emulated
+from sagemaker_rehearsal.api.validation import input_shape
 
 # Fields that are emulated, with all below them. A field of the model that is neither here nor in
 # WITHOUT_EFFECT is refused.

@@ -13,7 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sagemaker_lightning.contract.s3_address import bucket_and_key
-from sagemaker_rehearsal.contract.access_keys import Key
+from sagemaker_rehearsal.api.access_keys import Key
 
 REGION = "us-east-1"
 # Objects are moved in one piece, as far as S3 allows it: for each part that is asked for, moto

@@ -14,7 +14,7 @@ import botocore.session
 from botocore.model import Shape, StructureShape
 
 from sagemaker_lightning.launcher.shapes import parts
-from sagemaker_rehearsal.contract.errors import Refused, invalid
+from sagemaker_rehearsal.api.errors import Refused, invalid
 
 PYTHON_TYPES = {
     "string": str,

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_rehearsal import faults
-from sagemaker_rehearsal.contract import clients
+from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.faults.clocks import SHIFT_SECONDS
 from sagemaker_rehearsal.faults.errors import CannotInject
 from sagemaker_rehearsal.faults.rules import (
@@ -22,8 +22,8 @@ from sagemaker_rehearsal.faults.rules import (
     OF_RANKS,
     Fault,
 )
-from sagemaker_rehearsal.faults.schedule import Due
 from sagemaker_rehearsal.jobs import checkpoint_sync, record
+from sagemaker_rehearsal.jobs.schedule import Due
 
 if TYPE_CHECKING:
     from sagemaker_rehearsal.jobs.attempt import Attempt
