@@ -46,13 +46,13 @@ METRICS = {
     "step": f"{NAME}step=([0-9]+)",
 }
 
+# A shorter value is no key, whatever its name: TOKENIZERS_PARALLELISM=false.
+SHORTEST_KEY_CHARACTERS = 16
 OPTION = re.compile(r",(mode|distribution|group|access)=([^,]*)$")
 # A folder of a file system in the VPC, as --channel names it, and SageMaker's name of its kind.
 FILE_SYSTEM = re.compile(r"(efs|fsx)://([^/]*)(/.*)")
 FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
 JOB_NAME_CHARACTERS = 63
-# A shorter value is no key, whatever its name: TOKENIZERS_PARALLELISM=false.
-SHORTEST_KEY_CHARACTERS = 16
 # The time at the end of a name that is made here.
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 

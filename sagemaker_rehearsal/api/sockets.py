@@ -1,9 +1,4 @@
-"""The endpoint's sockets, with limits for connections and for their duration.
-
-They are those of werkzeug, which moto brings. waitress has limits of its own, but others: it takes
-a whole body before the application sees the key, so a stranger could fill the disk, and it knows no
-end of a request whose bytes keep coming (waitress 3: `channel_timeout` is of silence alone).
-"""
+"""The endpoint's sockets, with limits for connections and for their duration."""
 
 import contextlib
 import io

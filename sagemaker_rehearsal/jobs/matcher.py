@@ -3,10 +3,6 @@
 It is a process of its own, because a regular expression may take for ever. Its input is JSON lines:
 first a list of names and regular expressions, then texts. For each text it prints the newest value
 of each metric in the text, and the names of metrics that it gave up because they were too slow.
-
-The package regex has a timeout, but other expressions: `(x){e}` is three letters to `re`, and an x
-with an error to regex. Its timeout is of one search, by the wall clock, which a busy machine uses
-up; here an expression has a share of the processor.
 """
 
 import json
