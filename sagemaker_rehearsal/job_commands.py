@@ -65,6 +65,8 @@ def show_report(site: Site | None, name: str, folder: Path, form: str, least: fl
             follower.report(site, job)
         else:
             print(plain(f"{name}: {data['status']} after {clock(data['seconds'])}"))
+            if data["failure"]:
+                print(plain(data["failure"]))
         _show_text(name, folder, data)
     sys.stdout.flush()
     if least is not None:

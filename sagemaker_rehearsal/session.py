@@ -22,7 +22,7 @@ from sagemaker_rehearsal.jobs.record import Comparison, Record, Verdict
 from sagemaker_rehearsal.owner import Owner
 from sagemaker_rehearsal.report import goodput_data, index, page
 from sagemaker_rehearsal.report.live_view import View
-from sagemaker_rehearsal.settings import Settings, prices_for
+from sagemaker_rehearsal.settings import Settings, prices_of_job
 from sagemaker_rehearsal.web.access import TOKEN
 
 
@@ -143,7 +143,7 @@ def _serve_endpoint(
 
 def write(settings: Settings, record: Record, folder: Path) -> None:
     """Write a job's record, report and goodput into its folder."""
-    prices = prices_for(settings, record.instance_types)
+    prices = prices_of_job(settings, record.instance_types, record.spot)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))

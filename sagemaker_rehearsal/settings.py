@@ -95,6 +95,12 @@ def prices_for(settings: Settings, types: Collection[str]) -> dict[str, Any]:
     }
 
 
+def prices_of_job(settings: Settings, types: Collection[str], is_spot: bool) -> dict[str, Any]:
+    """Return the prices of a job's instance hours; a job on demand has none on spot."""
+    prices = prices_for(settings, types)
+    return prices if is_spot else prices | {"spot_price": None}
+
+
 def describe_prices(settings: Settings, types: Collection[str]) -> list[str]:
     """Return lines on the prices of --prices for a job; none where they are not used."""
     if settings.price is not None or not settings.prices:

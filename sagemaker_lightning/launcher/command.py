@@ -501,6 +501,8 @@ def main() -> None:
         notes += account_checks.check(request, region, dry_run=args.dry_run)
         for note in notes:
             print(f"not checked: {note}", file=sys.stderr)
+        for line in job_request.open_secrets(request):
+            print(f"--env: {line}", file=sys.stderr)
         if args.drill:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}

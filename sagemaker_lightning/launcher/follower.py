@@ -26,6 +26,10 @@ ENDED = {"Completed", "Failed", "Stopped"}
 MAX_LAST_LOOKS = 3
 # Seconds between two looks, at most, while nobody answers.
 LONGEST_WAIT_SECONDS = 60.0
+# Seconds between two requests for lines, if a job has more streams than FEW. An account has 25 of
+# these requests a second in most regions, and others read logs, too.
+FEW = 10
+PAUSE_SECONDS = 0.1
 # What AWS answers to a request that it would take later. A status of 429 or 500 and above says so,
 # too.
 TEMPORARY = {
@@ -203,7 +207,9 @@ class Log:
         if not self.readable:
             return False
         try:
-            return any([self._show_stream(stream) for stream in self._streams()])
+            streams = self._streams()
+            pause = PAUSE_SECONDS if len(streams) > FEW else 0.0
+            return any([self._show_stream(stream, pause) for stream in streams])
         except self.logs.exceptions.ResourceNotFoundException:
             # No job in this account and region has logged yet.
             return False
@@ -221,7 +227,7 @@ class Log:
         )
         return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
 
-    def _show_stream(self, stream: str) -> bool:
+    def _show_stream(self, stream: str, pause: float) -> bool:
         """Print the new lines of a stream, with its host; return whether there were any."""
         host = stream.removeprefix(f"{self.name}/").rsplit("-", 1)[0]
         printed_any = False
@@ -230,6 +236,8 @@ class Log:
             page = self.logs.get_log_events(
                 logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token
             )
+            if pause:
+                time.sleep(pause)
             for event in page["events"]:
                 print(f"{host}: {plain(event['message'])}", flush=True)
             printed_any = printed_any or bool(page["events"])

@@ -12,7 +12,12 @@ from typing import cast
 
 import botocore.session
 
-from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES, MASK, hidden_variables
+from sagemaker_lightning.contract.job_summary import (
+    HIDDEN_VARIABLES,
+    MASK,
+    hidden_variables,
+    masked,
+)
 from sagemaker_lightning.launcher import aws
 from sagemaker_lightning.launcher.services import (
     AlgorithmSpecification,
@@ -41,6 +46,8 @@ METRICS = {
     "step": f"{NAME}step=([0-9]+)",
 }
 
+# A shorter value is no key, whatever its name: TOKENIZERS_PARALLELISM=false.
+SHORTEST_KEY_CHARACTERS = 16
 OPTION = re.compile(r",(mode|distribution|group|access)=([^,]*)$")
 # A folder of a file system in the VPC, as --channel names it, and SageMaker's name of its kind.
 FILE_SYSTEM = re.compile(r"(efs|fsx)://([^/]*)(/.*)")
@@ -109,6 +116,20 @@ def variables(texts: list[str]) -> dict[str, str]:
 def taken_variables(args: argparse.Namespace) -> set[str]:
     """Return the names of --env whose values come from this environment: they may be secret."""
     return {text for text in args.env if "=" not in text}
+
+
+def open_secrets(request: Request) -> list[str]:
+    """Return a line for each variable that looks like a secret, and was given with its value."""
+    environment = request.get("Environment", {})
+    hidden = hidden_variables(environment)
+    return [
+        f"{name} looks like a secret, and others on this machine see a command line; --env={name} "
+        "takes it from your environment, and shows it nowhere"
+        for name, value in environment.items()
+        if name not in hidden
+        and len(value) >= SHORTEST_KEY_CHARACTERS
+        and masked(name, value) == MASK
+    ]
 
 
 def without_values(request: Request) -> Request:

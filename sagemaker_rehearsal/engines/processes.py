@@ -32,7 +32,10 @@ IS_CHECKOUT = (ROOT / PROGRAM).is_file()
 # SIGKILL ended the first process. The outer shell waits, and writes nothing about a signal to the
 # job's log.
 WAIT = 'exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); exit $?'
-INSIDE = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'mount -t proc proc /proc && exec "$@"', "sh"]
+# Whoever is started so ends with the one that has started it: a killed rehearsal leaves no host. It
+# comes after unshare, as a change of credentials takes it back.
+WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
+INSIDE = [*WITH_PARENT, "sh", "-c", 'mount -t proc proc /proc && exec "$@"', "sh"]
 # Runs as the first process of the namespace. It puts the file with the hosts' names in place and
 # makes FastFile channels read-only; then it becomes the command.
 PREPARE = """
@@ -70,7 +73,8 @@ class Processes:
         self.python = python
         self.note_process = note_process
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        self.unshare = ["unshare", "--pid", "--mount", *user, "sh", "-c", WAIT, "sh", *INSIDE]
+        outside = [*WITH_PARENT, "sh", "-c", WAIT, "sh"]
+        self.unshare = ["unshare", "--pid", "--mount", *user, *outside, *INSIDE]
         if not python.exists():
             maker = "make env makes it" if IS_CHECKOUT else "REHEARSAL_PYTHON names another"
             raise ValueError(f"--engine=processes: {python} is not there; {maker}")

@@ -23,7 +23,7 @@ from sagemaker_rehearsal.report.summary import (
     describe_interruption,
     describe_outcome,
 )
-from sagemaker_rehearsal.settings import prices_for
+from sagemaker_rehearsal.settings import prices_of_job
 from sagemaker_rehearsal.web import log_file, objects
 from sagemaker_rehearsal.web.access import PATH, TOKEN
 
@@ -156,7 +156,8 @@ class Documents:
         settings = self.service.settings
         try:
             record = job.record.masked()
-            sections = make_sections(record, **prices_for(settings, record.instance_types))
+            prices = prices_of_job(settings, record.instance_types, record.spot)
+            sections = make_sections(record, **prices)
             news = _news(record)
         # The log and the buttons are still there.
         except Exception as error:

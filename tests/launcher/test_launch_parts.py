@@ -196,6 +196,16 @@ def test_all_pages_of_all_streams_are_shown_once(capsys):
     assert capsys.readouterr().out == "algo-2: d\n"
 
 
+@pytest.mark.parametrize(("hosts", "seconds"), [(10, 0.0), (64, 12.8)])
+def test_many_hosts_stay_below_the_accounts_quota(monkeypatch, hosts, seconds):
+    """Each stream is asked twice: for its line, and whether there are more."""
+    slept: list[float] = []
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=slept.append))
+    logs = Logs(**{f"algo_{number}": [["a"]] for number in range(hosts)})
+    assert follower.Log(site(logs), "job-1").show() is True
+    assert sum(slept) == pytest.approx(seconds)
+
+
 def test_a_line_of_the_log_gives_the_terminal_no_order(capsys):
     lines = ["\x1b[31mred\x1b[0m", "10 %\r20 %\r", "a\x1b]0;title\x07b\tc\x9b2J\u202ed\x00"]
     follower.Log(site(Logs(algo_1=[lines])), "job-1").show()

@@ -9,7 +9,10 @@ import pytest
 from containers import ROOT
 from endpoint_requests import Endpoint
 from environments import python_of
+from records import job
 from rehearsals import ROLE, run_command, starting
+
+from sagemaker_rehearsal.report import goodput_data
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +99,23 @@ def test_goodput_for_a_program(endpoint):
     completed = run_command(endpoint, "report", name, "--fail-below=0.9")
     assert completed.returncode == 2
     assert "found '0.9', expected 0% to 100%" in completed.stdout
+
+
+def test_a_report_says_why_a_job_failed(tmp_path):
+    """It does so without a rehearsal, too; with one, the launcher's lines say it."""
+    record = job(status="Failed", failure="AlgorithmError: no such\x1b[2J flag")
+    folder = tmp_path / record.name
+    folder.mkdir()
+    (folder / "job.json").write_text(json.dumps(record.as_json()))
+    (folder / goodput_data.FILE_NAME).write_text(json.dumps(goodput_data.describe(record)))
+    command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", "report", record.name]
+    shown = subprocess.run(
+        [*command, f"--folder={tmp_path}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    first, second, third, *_ = shown.stdout.splitlines()
+    assert first.startswith("job: Failed after ") and third.startswith("goodput: none")
+    assert second == "AlgorithmError: no such flag"
 
 
 def test_a_job_is_compared_with_one_that_is_left_alone(endpoint):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -386,6 +387,24 @@ def test_a_process_that_is_killed(start_process):
     assert next(lines) == "heard"
     process.signal("SIGKILL")
     assert list(lines) == [] and process.wait() == 137
+
+
+@needs_namespaces
+def test_a_host_ends_with_a_rehearsal_that_is_killed(start_process):
+    """Without an end of its own: who writes to a log that nobody reads ends anyway."""
+    number = f"{1e5 + time.time() % 1e4:.4f}"  # of seconds, and the name by which it is found
+    command = start_process("true").outer.args[:-1]
+    starting = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
+    rehearsal = subprocess.Popen([sys.executable, "-c", starting, *command, "sleep", number])
+    find = ["pgrep", "--full", "--exact", f"sleep {number}"]
+    try:
+        wait_until(lambda: subprocess.run(find, capture_output=True).stdout, "the host")
+        rehearsal.kill()
+        wait_until(lambda: not subprocess.run(find, capture_output=True).stdout, "its end")
+    finally:
+        rehearsal.kill()
+        for pid in subprocess.run(find, capture_output=True).stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 # Capacity

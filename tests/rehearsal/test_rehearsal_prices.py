@@ -111,6 +111,17 @@ def test_prices_by_hand_come_before_the_file(tmp_path):
     assert settings.describe_prices(settings_of(), {"ml.m5.large"}) == []
 
 
+@pytest.mark.parametrize(("is_spot", "spot"), [(True, 2.4), (False, None)])
+def test_a_job_on_demand_has_no_cost_on_spot(of_file, is_spot, spot):
+    """Its report would say what spot has saved."""
+    record = interrupted(2)
+    prices = settings.prices_of_job(of_file, record.instance_types, is_spot)
+    cost = goodput_data.describe(record, **prices)["cost"]
+    assert (cost["on_demand"], cost["spot"]) == (3.6, spot and pytest.approx(spot))
+    figures = " ".join(make_sections(record, **prices)["figures"].itertext())
+    assert ("cost on spot" in figures) is is_spot
+
+
 def test_a_job_without_an_instance_has_no_price(of_file):
     assert job(status="Stopped").instance_types == set()
     assert settings.prices_for(of_file, set())["price"] is None

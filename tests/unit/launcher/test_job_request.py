@@ -38,6 +38,18 @@ def test_a_variable_is_taken_from_the_environment_and_not_shown(monkeypatch, cap
     assert request["Environment"]["WANDB_API_KEY"] == SECRET  # what is sent
 
 
+def test_a_secret_in_the_command_line_is_named(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    flags = [f"--env=WANDB_API_KEY={'k' * 40}", f"--env=ADDRESS=https://me:{'p' * 9}@host"]
+    quiet = ["--env=HF_TOKEN", "--env=TOKENIZERS_PARALLELISM=false", f"--env=TEXT={'a b ' * 9}"]
+    lines = job_request.open_secrets(job_request.build(parsed(*flags, *quiet)))
+    assert [line.split()[0] for line in lines] == ["WANDB_API_KEY", "ADDRESS"]
+    assert lines[0].endswith(
+        "--env=WANDB_API_KEY takes it from your environment, and shows it nowhere"
+    )
+    assert job_request.open_secrets(job_request.build(parsed(*quiet))) == []
+
+
 def test_a_request_without_variables_is_shown_as_it_is():
     request = job_request.build(parsed())
     assert job_request.without_values(request) == request and "Environment" not in request
