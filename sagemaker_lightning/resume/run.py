@@ -421,7 +421,9 @@ class Run:
             progress.completed = completed
         if not there_are_some:
             data_epoch.validation_data_made()
-            self.part(LoaderPositions).validation_data_made()
+            if self.resumed:
+                with refusing(self, self.resumed.file_name, LoaderPositions.key):
+                    self.part(LoaderPositions).validation_data_made()
 
     def start_hooks_run_next(self, loop: lightning_loops.FitLoop) -> None:
         """Restore what the hooks that begin training find.

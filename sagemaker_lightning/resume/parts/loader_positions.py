@@ -57,7 +57,7 @@ class LoaderPositions(Part):
 
         Whether samples draw is found out by drawing a batch again, which a dataset may count.
         """
-        if self.run.resumed and not epochs_of_data(self.trainer):
+        if not epochs_of_data(self.trainer):
             draws = self.resumed.of(self)["validation draws"]
             for plan, draw in zip(self._validation_plans(), draws, strict=False):
                 if plan is not None and type(draw) is bool:

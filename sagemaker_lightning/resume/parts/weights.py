@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_checkpoints
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import (
     buffers,
@@ -174,20 +175,26 @@ class Weights(Part):
 
 
 def values_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the parameters and buffers of a model that have values, by name."""
+    """Return copies of what this rank has of a model's parameters and buffers, by name.
+
+    Those without values, as of a model that is initialised on the meta device, are left out.
+    """
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: each.detach().clone() for name, each in named if has_values(each)}
+    parts = {name: local_part(each.detach()) for name, each in named if has_values(each)}
+    return {name: part.clone() for name, part in parts.items() if not part.is_meta}
 
 
 def set_values(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Give a model's parameters and buffers the values of those of the same name and shape."""
     for name, each in [*model.named_parameters(), *model.named_buffers()]:
-        value = values.get(name)
-        if value is None or value.shape != each.shape:
+        if (value := values.get(name)) is None:
             continue
+        part = local_part(each.detach())
         # What is expanded takes no values, and has got no others.
-        if each.layout != torch.strided or not torch.equal(each, value.to(each.device)):
-            each.detach().copy_(value)
+        if value.shape == part.shape and (
+            part.layout != torch.strided or not torch.equal(part, value.to(part.device))
+        ):
+            part.copy_(value)
 
 
 def resize_buffers(model: nn.Module, state: Mapping[str, Any], exactly: bool = True) -> None:
