@@ -192,7 +192,7 @@ def set_values(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         part = local_part(each.detach())
         # What is expanded takes no values, and has got no others.
         if value.shape == part.shape and (
-            part.layout != torch.strided or not torch.equal(part, value.to(part.device))
+            part.layout != torch.strided or not torch.equal(part, value.to(part))
         ):
             part.copy_(value)
 
