@@ -221,7 +221,8 @@ def test_the_loaders_tell_their_states(point):
     in_training(state, mine=3)
     found = state.encode_changes(point)["loader_positions"]
     within = point is not ResumePoint.EPOCH
-    assert found == {"mine": 3, "within": within, "generators": {}}
+    draws = {"validation draws": []}
+    assert found == {"mine": 3, "within": within, "generators": {}} | draws
 
 
 def test_what_hooks_compute_at_the_start_is_saved():
@@ -668,13 +669,16 @@ def test_what_a_users_objects_hold_is_compared():
 
 
 def test_arrays_of_a_model_that_was_trained_before_are_not_compared():
-    """The program may have changed them since."""
+    """The program may have changed them since, and trains on other data next."""
     state = state_of()
     part = state.run.part(DataIdentity)
     saved = {"the numbers in model.a": 1, "the numbers in callbacks.0 A.b": 2, "the length of x": 3}
     assert part.digest(saved, {}) == saved
     state.run.same_run.has_trained_before = True
+    state.run.resumed = SimpleNamespace(saved_at=ResumePoint.BATCH)
     assert part.digest(saved, {}) == {"the length of x": 3}
+    state.run.resumed.saved_at = ResumePoint.EPOCH
+    assert part.digest(saved, {}) == {}
 
 
 @pytest.mark.parametrize("function", [without_pruning, parts_of_modules])
