@@ -23,7 +23,11 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
-from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
+from sagemaker_lightning.compat.lightning_trainer import (
+    call_within,
+    callbacks_of,
+    data_module_of,
+)
 from sagemaker_lightning.contract.errors import UserError
 
 HYPERPARAMETERS = (
@@ -328,37 +332,26 @@ def load_schedulers_within(
     trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """Have Lightning load the schedulers' next states within a context."""
-    _call_within(trainer._checkpoint_connector, "restore_lr_schedulers", context)
+    call_within(trainer._checkpoint_connector, "restore_lr_schedulers", context)
 
 
 def load_data_module_within(
     trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """Have Lightning load the data module's next state within a context."""
-    _call_within(trainer._checkpoint_connector, "restore_datamodule", context)
+    call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
 def load_loops_within(trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Have Lightning load the next state of its loops within a context."""
-    _call_within(trainer._checkpoint_connector, "restore_loops", context)
+    call_within(trainer._checkpoint_connector, "restore_loops", context)
 
 
 def make_optimizers_within(
     trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """Have Lightning make the next optimizers within a context."""
-    _call_within(trainer.strategy, "setup_optimizers", context)
-
-
-def _call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Have a method be called within a context, once."""
-
-    def method(*arguments: Any) -> None:
-        delattr(owner, name)
-        with context():
-            getattr(owner, name)(*arguments)
-
-    setattr(owner, name, method)
+    call_within(trainer.strategy, "setup_optimizers", context)
 
 
 def replace_loading(

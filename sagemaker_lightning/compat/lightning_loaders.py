@@ -14,6 +14,8 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 
+from sagemaker_lightning.compat.lightning_trainer import call_within
+
 
 class PositionedLoader(CombinedLoader):
     """A CombinedLoader that can begin at any batch; Lightning saves no state of it.
@@ -102,14 +104,7 @@ def prepare_data_within(
 
     No hook of a callback comes between it and the data module's `setup`.
     """
-    connector = trainer._data_connector
-
-    def prepare() -> None:
-        del vars(connector)["prepare_data"]
-        with context():
-            connector.prepare_data()
-
-    connector.prepare_data = prepare  # type: ignore[method-assign]  # of this one
+    call_within(trainer._data_connector, "prepare_data", context)
 
 
 def shares_loaders(trainer: Trainer) -> bool:

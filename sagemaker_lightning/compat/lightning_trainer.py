@@ -1,5 +1,7 @@
 """Private attributes of Lightning's strategies and modules that have no public way."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lightning_fabric.plugins.environments import LightningEnvironment
@@ -125,3 +127,14 @@ def epochs_of_data(trainer: Trainer) -> int:
     """Return after how many epochs the loaders are made anew; 0 for never."""
     epochs: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     return epochs
+
+
+def call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Have a method be called within a context, once."""
+
+    def method(*arguments: Any) -> None:
+        delattr(owner, name)
+        with context():
+            getattr(owner, name)(*arguments)
+
+    setattr(owner, name, method)

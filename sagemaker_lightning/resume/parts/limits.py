@@ -48,7 +48,7 @@ class Limits(Part):
 
     @contextmanager
     def loading_loops(self) -> Iterator[None]:
-        """Let Lightning load, within, a checkpoint of an epoch beyond this training's limit.
+        """Let Lightning load a checkpoint of an epoch beyond this training's limit.
 
         It refuses that. But a program that trains on, with a higher limit than at first, comes by
         its first training again when it is started again.

@@ -53,9 +53,9 @@ class LoaderPositions(Part):
             set_states(self._generators(), saved["generators"])
 
     def validation_data_made(self) -> None:
-        """Give the first validation loaders what those of the interrupted run had found out.
+        """Tell the first validation loaders whether samples draw, as the interrupted run knew.
 
-        Whether samples draw is found out by drawing a batch again, which a dataset may count.
+        It is found out by drawing a batch again, which a dataset may count.
         """
         if not epochs_of_data(self.trainer):
             draws = self.resumed.of(self)["validation draws"]

@@ -12,7 +12,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 from torchmetrics import MetricTracker
 
-from sagemaker_lightning.compat.torch_modules import buffers, parameters
+from sagemaker_lightning.compat.torch_modules import parameters
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -208,7 +208,6 @@ class Reports:
         """
         start = self.state.begin()
         self._report_modules()
-        self._report_weights()
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CALLED)
@@ -233,7 +232,7 @@ class Reports:
             log.warning(f"{owner_name}.{name_of_users} {reason}")
 
     def _verb(self, unsaved: Unsaved) -> str:
-        """Return whether the attribute that is named is what cannot be saved, or holds it."""
+        """Return "is" if the attribute that is named is what cannot be saved, else "holds"."""
         within = _is_librarys_value(self.state.begin().by_path.get(unsaved.path))
         return "holds" if unsaved.is_part or within else "is"
 
@@ -286,33 +285,33 @@ class Reports:
                         "__init__() or configure_model()"
                     )
 
-    def _report_weights(self) -> None:
+    def report_weights(self, changed: Iterable[str]) -> None:
         """Print, once for each, which weights have taken the place of what was computed.
 
         `prune.remove` and `remove_parametrizations` do that: a checkpoint has a weight of that name
         then, and a resumed run's model has no place for it.
+
+        Args:
+            changed: The names of what the newest record has.
         """
         start = self.state.begin()
-        for module in self.trainer.lightning_module.modules():
-            node = start.nodes.get(id(module))
-            if node is None:
-                continue
-            path = start.paths[id(module)]
-            for name in (*parameters(module), *buffers(module)):
-                weight = f"{path}.{name}"
-                if (
-                    weight not in start.tensors
-                    and (name in node.note or type(module) is not node.class_)
-                    and weight not in self.reported
-                ):
-                    self.reported.add(weight)
-                    if self.trainer.is_global_zero:
-                        log.warning(
-                            f"{weight} was computed at the start, and has become a weight while "
-                            "training, which a resumed run does not make of it to load it: after "
-                            "an interruption this run cannot continue; do this after training, "
-                            "or in __init__() or configure_model()"
-                        )
+        for path, name in filter(None, map(_weight_named, changed)):
+            node = start.by_path.get(path)
+            weight = f"{path}.{name}"
+            if (
+                node is not None
+                and weight not in start.tensors
+                and (name in node.note or type(node.value) is not node.class_)
+                and weight not in self.reported
+            ):
+                self.reported.add(weight)
+                if self.trainer.is_global_zero:
+                    log.warning(
+                        f"{weight} was computed at the start, and has become a weight while "
+                        "training, which a resumed run does not make of it to load it: after "
+                        "an interruption this run cannot continue; do this after training, "
+                        "or in __init__() or configure_model()"
+                    )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:
         """Return whether a hook makes an object for each epoch, such as a metric or an iterator.
@@ -430,6 +429,15 @@ def _is_another(before: Any, now: Any) -> bool:
         return False
     held, holds = (fingerprints.of_object(value, {}) for value in (before, now))
     return bool(held) and bool(holds) and held != holds
+
+
+def _weight_named(changed: str) -> tuple[str, str] | None:
+    """Return module and weight, or buffer, that the name of a change is of; None for others."""
+    for space in ("parameter", "buffer"):
+        path, found, name = changed.rpartition(f".{space} ")
+        if found:
+            return path, name
+    return None
 
 
 def _is_librarys_value(node: Node | None) -> bool:

@@ -90,6 +90,7 @@ class UserObjects(Part):
                 graph = self.graph.encode(but)
         self.changed = set(names_in(graph))
         self.reports.report_unsaved({})
+        self.reports.report_weights(self.changed)
         if point:
             self.reports.report_made_anew()
             self.reports.report_variables()

@@ -82,7 +82,7 @@ class Weights(Part):
 
     @contextmanager
     def making_optimizers(self) -> Iterator[None]:
-        """Have the model, within, as the program has made it.
+        """Give the model its first weights while, within, the optimizers are made.
 
         Lightning has loaded the weights before, and what `configure_optimizers` makes of them, such
         as a copy, would be made of later ones than in the interrupted run.

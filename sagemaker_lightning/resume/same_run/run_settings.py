@@ -250,7 +250,7 @@ def _data_identity(trainer: Trainer) -> str:
 def other_shapes(
     before: Mapping[str, list[int] | None], now: Mapping[str, list[int] | None]
 ) -> list[str]:
-    """Return which weights and buffers were there or have another shape, a line for each.
+    """Return which weights and buffers have another shape, or only one run has, a line for each.
 
     Args:
         before: What `shapes_of` returned when the checkpoint's run began.
