@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Self
 
-from sagemaker_lightning.contract import deadlines
+from sagemaker_lightning.contract import deadlines, failures
 from sagemaker_lightning.contract.environment import (
     COPIES_VARIABLE,
     RESTARTS_VARIABLE,
@@ -54,7 +55,10 @@ def run(
         attempt: Runs the program once, and raises an error if it does not end well on all hosts.
     """
     restarts = Restarts(most(hyperparameters, os.environ))
-    with memory_folder() if restarts.most else nullcontext() as restarts.copies:
+    early = EarlyReason(here.current_host)
+    supervisor.on_ignored = early.write
+    folder = memory_folder() if restarts.most else nullcontext()
+    with early, folder as restarts.copies:
         _run(here, program, hyperparameters, supervisor, attempt, restarts)
 
 
@@ -89,6 +93,37 @@ def _run(
             f"restart {len(restarts.taken)} in this container (at most {restarts.most} an hour)"
             f"{'' if restart.step is None else f', after step {restart.step}'}: {restart.why}"
         )
+
+
+class EarlyReason:
+    """The reason of a job whose program ignores a stop: the container may be killed at any moment.
+
+    How the program ends in fact takes its place, once the block has been left.
+
+    Args:
+        host: The name of this host.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.reason = ""
+
+    def write(self, why: str) -> None:
+        """Write a reason to the failure file, if there is none."""
+        file = failure_file(os.environ)
+        if file and not failures.written(file):
+            self.reason = f"{job_end.Interrupted(why)} [host {self.host}]"
+            with suppress(OSError):
+                failures.write(file, self.reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        file = failure_file(os.environ)
+        if file and self.reason and failures.written(file) == self.reason:
+            with suppress(OSError):
+                file.unlink()
 
 
 def variables(restarts: Restarts) -> dict[str, str]:

@@ -98,6 +98,8 @@ class Supervisor:
         has_killed: Whether SIGKILL has ended the program, or what was left of it, in the end.
         statuses: The exit status of each process that this one has reaped for the program, -N for
             signal N, by PID: the kernel forgets it then. Other threads may read it.
+        on_ignored: Called, in another thread, with a line that says that the program ignores the
+            signal that asked it to stop.
     """
 
     def __init__(self, is_deaf: Callable[[list[str]], bool] | None = None) -> None:
@@ -111,6 +113,7 @@ class Supervisor:
         self.timers: list[threading.Timer] = []
         self.unrelated_pids: set[int] = set()
         self.statuses: dict[int, int] = {}
+        self.on_ignored: Callable[[str], None] = lambda line: None
         self.starting_aside = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
@@ -285,11 +288,13 @@ class Supervisor:
             what = "something that the program has started"
         is_ignored = all(ignores(process.pid, number) for process in hearing)
         why = "it ignores the signal" if is_ignored else "it saves, or does not act on the signal"
-        log.log(
-            logging.WARNING if is_ignored else logging.INFO,
+        line = (
             f"{what} has not ended {STOP_IS_LATE:.0f} s after {signal.Signals(number).name}: "
-            f"{why}; SIGKILL comes {HOOK_KILLS:.0f} s after the signal, or before",
+            f"{why}; SIGKILL comes {HOOK_KILLS:.0f} s after the signal, or before"
         )
+        log.log(logging.WARNING if is_ignored else logging.INFO, line)
+        if is_ignored:
+            self.on_ignored(line)
 
     def _signal_group(self, group: int, number: int) -> None:
         """Send a signal to the program's group, without the processes in it that are deaf.

@@ -114,7 +114,12 @@ def run(tmp_path, monkeypatch) -> Callable:
     did = []
     supervisor = SimpleNamespace(stop_signal=None, prepare_again=lambda: did.append("again"))
 
-    def run(*ends: BaseException | None, others: dict | None = None, **hyperparameters) -> list:
+    def run(
+        *ends: BaseException | None,
+        others: dict | None = None,
+        during: Callable = lambda supervisor: None,
+        **hyperparameters,
+    ) -> list:
         did.clear()
 
         @contextmanager
@@ -124,6 +129,7 @@ def run(tmp_path, monkeypatch) -> Callable:
 
         def attempt(watch: Watch, restarts: Restarts) -> None:
             did.append([each.get("resumed_step") for each in described(restarts)])
+            during(supervisor)
             if end := ends[len(restarts.taken)]:
                 (tmp_path / "failure").write_text("error: x")
                 progress = ProgressFile(watch.path)
@@ -167,6 +173,22 @@ def test_an_error_is_raised_once_there_is_no_restart(run):
     with pytest.raises(ProgramFailed) as raised:
         run(KILLED, GPU, max_restarts=1)
     assert raised.value.restarts.startswith("after 1 restart in the container: the limit within ")
+
+
+def test_a_program_that_ignores_a_stop_leaves_a_reason_until_it_ends(run, tmp_path):
+    file = tmp_path / "failure"
+    seen = []
+
+    def ignore(supervisor: SimpleNamespace) -> None:
+        supervisor.on_ignored("it ignores SIGTERM")
+        seen.append(file.read_text())
+
+    run(None, during=ignore)
+    assert seen[0].startswith("interrupted, resume from step 0: it ignores SIGTERM")
+    assert seen[0].endswith(" [host algo-1]") and not file.exists()
+    file.write_text("error: its own [host algo-1]")
+    run(None, during=ignore)
+    assert file.read_text() == seen[1] == "error: its own [host algo-1]"
 
 
 def test_all_hosts_decide_by_the_same_faults(run, capsys):

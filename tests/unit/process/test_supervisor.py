@@ -97,6 +97,8 @@ def test_a_program_that_does_not_end_of_a_signal_is_named_before_it_is_killed(
     said = []
     monkeypatch.setattr(supervise.log, "log", lambda level, line: said.append(line))
     supervisor = Supervisor()
+    ignored = []
+    supervisor.on_ignored = ignored.append
 
     def stop() -> None:
         while not (tmp_path / "ready").exists():
@@ -115,6 +117,7 @@ def test_a_program_that_does_not_end_of_a_signal_is_named_before_it_is_killed(
     assert (ended.status, ended.stop_signal) == (status, signal.SIGTERM)
     line = f"{what} has not ended 5 s after SIGTERM: {why}; SIGKILL comes 110 s after the signal"
     assert said == [f"{line}, or before"] and supervisor.has_killed
+    assert ignored == (said if "ignores" in why else [])
     supervisor._say_that_it_runs()
     assert len(said) == 1  # nothing runs any more
 
