@@ -475,4 +475,6 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         is_changed = is_changed or fingerprints.hides_state(unsaved.value)
         return is_array or is_changed or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
-    return not is_librarys or unsaved.path.startswith("loggers.")
+    # The callback that has added one does not add it again.
+    is_callback = (unsaved.path, unsaved.name) == ("trainer", "callbacks")
+    return not is_librarys or is_callback or unsaved.path.startswith("loggers.")

@@ -168,7 +168,8 @@ def functions_of(scheduler: Any) -> dict[str, Any]:
 
 def _additions(trainer: Trainer) -> dict[str, Any]:
     """Return what may have been added to objects of Lightning's and torch's, by name."""
-    objects: dict[str, Any] = {"trainer": added_to(trainer)}
+    # Training may add callbacks, or take some out.
+    objects: dict[str, Any] = {"trainer": added_to(trainer, but=("callbacks",))}
     own = lightning_loops.own_attributes()
     objects |= {
         f"trainer.{name}": object_graph.Added(loop, own[name])

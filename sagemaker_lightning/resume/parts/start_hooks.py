@@ -25,6 +25,8 @@ from sagemaker_lightning.state.graph.state import GraphState
 HOOKS = "on_fit_start", "on_train_start"
 MAKING_HOOKS = "configure_optimizers", *HOOKS
 """Hooks that may make parts of the model, which their program makes again when it is resumed."""
+CALLBACKS = "callbacks."
+"""How the names of callbacks begin."""
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
 MIN_ELEMENTS = 1 << 20
 """Elements that a value may have; as many as the weights have are good, too.
@@ -46,7 +48,7 @@ def objects_of_hooks(trainer: Trainer) -> dict[str, Any]:
         trainer: Lightning's trainer.
     """
     return {"model": trainer.lightning_module} | {
-        f"callbacks.{position} {type(callback).__name__}": callback
+        f"{CALLBACKS}{position} {type(callback).__name__}": callback
         for position, callback in enumerate(callbacks_of(trainer))
     }
 

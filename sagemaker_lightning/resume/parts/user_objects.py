@@ -4,7 +4,6 @@ state/graph says what it holds. What the program makes again at its start is sav
 changed since, or if hooks at the start have computed it from the weights.
 """
 
-import functools
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -49,8 +48,9 @@ class UserObjects(Part):
 
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
-        roots = functools.partial(user_objects, self.trainer)
-        self.graph = GraphState(roots, before=run.options.trained)
+        self.owners: dict[str, Any] = {}
+        """The model and the callbacks at the start, by name."""
+        self.graph = GraphState(self._roots, before=run.options.trained)
         self.reports = Reports(self.trainer, self.graph)
         self.changed: set[str] = set()
         """The names of what was saved last."""
@@ -74,8 +74,31 @@ class UserObjects(Part):
 
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
+        self._note_owners()
         self.graph.mark()
         self.reports.mark_start()
+
+    def _note_owners(self) -> None:
+        """Note the model and the callbacks that the program makes at its start."""
+        known = {*map(id, self.owners.values()), *self.graph.made}
+        self.owners |= {
+            name: owner
+            for name, owner in start_hooks.objects_of_hooks(self.trainer).items()
+            if id(owner) not in known and name not in self.owners
+        }
+
+    def _roots(self) -> dict[str, Any]:
+        """Return the objects to start from; callbacks that training adds are in a list of these."""
+        if not self.owners:
+            self._note_owners()
+        found = user_objects(self.trainer)
+        names = {id(owner): name for name, owner in self.owners.items()}
+        known = {
+            names.get(id(value), name): value
+            for name, value in found.items()
+            if id(value) in names or not name.startswith(start_hooks.CALLBACKS)
+        }
+        return known | self.owners
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what has changed since `mark_start`; say, once, what cannot be saved."""
@@ -123,9 +146,7 @@ class UserObjects(Part):
         }
         # What hooks have computed at the start may be each rank's own.
         own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
-        # Before these hooks, the weights are not pruned again yet.
-        is_pruned = moment is Moment.TRAINING
-        self._restore_graph(saved, incomplete, own, is_pruned)
+        self._restore_graph(saved, incomplete, own, is_late=moment is Moment.TRAINING)
         self.reports.report_made_anew()
 
     def restore_modules(self) -> None:
@@ -221,10 +242,11 @@ class UserObjects(Part):
         saved: Mapping[str, Any],
         incomplete: Collection[str] = (),
         own: tuple[str, ...] = (),
-        is_pruned: bool = True,
+        is_late: bool = True,
     ) -> None:
         def accept(node: list[Any]) -> list[Any] | None:
-            return accepted(node if is_pruned else without_pruning(node), incomplete, own)
+            restored = node if is_late else before_hooks(node)
+            return restored and accepted(restored, incomplete, own)
 
         self.graph.restore(saved["graph"], accept)
         if "newer graph" in saved:
@@ -335,6 +357,14 @@ def _is_of_start(reference: Any) -> bool:
     Where such was put in the place of a weight, the optimizers are made before.
     """
     return reference is None or (isinstance(reference, list) and reference[:1] == ["by others"])
+
+
+def before_hooks(node: list[Any]) -> list[Any] | None:
+    """Return what is restored of a node of the start before the hooks at the start of training.
+
+    They prune the weights again, and are those of the callbacks that the program makes.
+    """
+    return None if node[1] == "trainer.callbacks" else without_pruning(node)
 
 
 def without_pruning(node: list[Any]) -> list[Any]:

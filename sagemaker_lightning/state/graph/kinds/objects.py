@@ -61,13 +61,23 @@ SCALAR_BASES = int, float, complex, str, bytes
 MADE_BY_THE_PROGRAM = (
     LightningModule,
     LightningDataModule,
-    Callback,
     Trainer,
     Optimizer,
     LRScheduler,
     Metric,
 )
 """Classes of which no object is made as one with plain attributes."""
+
+
+@kept
+def is_made_by_the_program(class_: type) -> bool:
+    """Return whether no object of a class is made as one with plain attributes.
+
+    What a library's callback keeps is the library's matter.
+    """
+    if issubclass(class_, Callback):
+        return any(is_library_class(base) for base in {*class_.__mro__} - {Callback, object})
+    return issubclass(class_, MADE_BY_THE_PROGRAM)
 
 
 def base_of(value: Any) -> type | None:
@@ -161,7 +171,7 @@ class ObjectKind(Kind):
     def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the class and the names of the attributes."""
         class_ = type(value)
-        if isinstance(value, MADE_BY_THE_PROGRAM) or owner_of(value) is not value:
+        if is_made_by_the_program(class_) or owner_of(value) is not value:
             raise NotSaved(kind_text(value))
         made: dict[str, Any] = {"class": class_name(class_), "names": note}
         if scalar_class := scalar_base(class_):
@@ -178,7 +188,7 @@ class ObjectKind(Kind):
     def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return an object without attributes; the code of its class does not run."""
         class_ = known_class(classes, note["class"])
-        if issubclass(class_, (*MADE_BY_THE_PROGRAM, enum.Enum, Tensor)):
+        if is_made_by_the_program(class_) or issubclass(class_, (enum.Enum, Tensor)):
             raise refusal(note["class"])
         made = empty(class_, scalars.scalar(note.get("scalar")))
         if isinstance(made, nn.Module):
@@ -211,7 +221,7 @@ OWN_STATE = "__getstate__", "__setstate__"
 @kept
 def says_its_state(class_: type) -> bool:
     """Return whether a user's class has both methods by which its objects say their own state."""
-    others = (*MADE_BY_THE_PROGRAM, *BASES, *SCALAR_BASES, tuple, nn.Module, Tensor)
+    others = (*MADE_BY_THE_PROGRAM, Callback, *BASES, *SCALAR_BASES, tuple, nn.Module, Tensor)
     return not issubclass(class_, others) and all(
         any(
             isinstance(vars(base).get(name), types.FunctionType) and not is_library_class(base)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import SingleDeviceStrategy
@@ -375,6 +376,40 @@ def test_what_was_saved_is_there_again():
     assert restored.training and not restored.body.training and not restored.body[0].training
     frozen = [name for name, each in restored.named_parameters() if not each.requires_grad]
     assert frozen == ["body.0.bias"]
+
+
+class Tally(Callback):
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+
+def test_callbacks_that_training_adds_and_removes():
+    state = state_of(Model(), Tally(), Tally())
+    gone, kept = state.trainer.callbacks[:2]
+    gone.count, kept.count = 3, 4
+    state.trainer.callbacks.remove(gone)
+    state.trainer.callbacks.append(Tally(5))
+    saved = state.encode_changes()
+    other = state_of(Model(), Tally(), Tally())
+    of_the_program = [*other.trainer.callbacks]
+    other.restore(saved, only_plain=True)  # whose hooks at the start come next
+    assert other.trainer.callbacks == of_the_program
+    for _ in range(2):
+        other.restore(saved)
+        assert [each.count for each in other.trainer.callbacks] == [4, 5]
+    assert [each.count for each in of_the_program] == [3, 4]
+    other.trainer.callbacks[-1].count = 6
+    again = state_of(Model(), Tally(), Tally())
+    again.restore(other.encode_changes())
+    assert [each.count for each in again.trainer.callbacks] == [4, 6]
+
+
+def test_a_librarys_callback_that_training_adds_is_named(capsys):
+    state = state_of(Model())
+    state.trainer.callbacks.append(EarlyStopping("loss"))
+    state.encode_changes()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "Trainer.callbacks holds a pytorch_lightning" in line and "EarlyStopping" in line
 
 
 def test_what_the_run_does_not_have_is_left_out():
