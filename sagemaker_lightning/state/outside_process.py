@@ -2,6 +2,7 @@
 
 No checkpoint has it. A file counts if the user's code reads it twice while training and finds it
 changed: then training depends on what training has written. A cache that is written once does not.
+A file to which training appends counts, too: it keeps the rows of steps that are done again.
 """
 
 import builtins
@@ -22,6 +23,7 @@ from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, na
 
 MAX_FILES = 1024  # files written while training that are remembered, at most
 READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
+APPENDS = re.compile(r".*a.*").fullmatch
 
 
 class OutsideState:
@@ -30,6 +32,8 @@ class OutsideState:
     def __init__(self) -> None:
         self.changed_files: set[str] = set()
         """Files that were found changed when they were read again, by the name they were given."""
+        self.appended_files: set[str] = set()
+        """Files to which the user's code appends, by the name they were given."""
         self.contents: dict[str, tuple[int, int, int]] = {}
         """What tells the contents of files apart that were written while training."""
         self.variables: dict[str, str] = {}
@@ -47,17 +51,20 @@ class OutsideState:
 
     @contextmanager
     def watching_files(self) -> Iterator[None]:
-        """Look, within this context, at the files that are opened for reading."""
+        """Look, within this context, at the files that are opened for reading or appending."""
         began = time.time_ns()
         process = os.getpid()
         opens = builtins.open
 
         @functools.wraps(opens)
         def watched_open(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-            is_read = isinstance(mode, str) and READS(mode)
-            if is_read and os.getpid() == process:  # a data worker could tell nobody
+            # A data worker could tell nobody.
+            if isinstance(mode, str) and os.getpid() == process:
                 with suppress(OSError, TypeError, ValueError):
-                    self._note_read(file, began)
+                    if READS(mode):
+                        self._note_read(file, began)
+                    elif APPENDS(mode):
+                        self._note_append(file)
             return opens(file, mode, *args, **options)
 
         replaced = _replace_open(watched_open, opens)
@@ -86,6 +93,17 @@ class OutsideState:
         self.contents[path] = content
         if known not in (None, content) and _is_called_by_user():
             self.changed_files.add(path)
+
+    def _note_append(self, file: Any) -> None:
+        """Note that a file is opened for appending.
+
+        Raises:
+            TypeError: It is not a path.
+        """
+        path = os.fsdecode(os.fspath(file))
+        is_new = path not in self.appended_files and len(self.appended_files) < MAX_FILES
+        if is_new and _is_called_by_user():
+            self.appended_files.add(path)
 
 
 def _replace_open(function: Callable[..., Any], expected: Callable[..., Any]) -> bool:

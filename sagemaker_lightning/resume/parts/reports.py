@@ -190,15 +190,21 @@ class Reports:
             self.reported.add(name)
 
     def _report_files(self) -> None:
-        """Print, once for each, which files hold state of the training."""
-        for path in sorted(self.outside.changed_files - self.reported):
+        """Print, once for each, which files hold state of the training, or rows of its steps."""
+        texts = {
+            path: "is appended to while training: after an interruption, it may have the rows of "
+            "some steps twice; write the step into each row, and count the last row of each"
+            for path in self.outside.appended_files
+        } | {
+            path: "is written and read again while training, and no checkpoint has it: a resumed "
+            "run finds it as the interrupted run left it, or not at all; keep what it holds in an "
+            f"attribute of the model, or {HINT}"
+            for path in self.outside.changed_files
+        }
+        for path, text in sorted(texts.items()):
+            if path not in self.reported and self.trainer.is_global_zero:
+                log.warning(f"{printable(path)} {text}")
             self.reported.add(path)
-            if self.trainer.is_global_zero:
-                log.warning(
-                    f"{printable(path)} is written and read again while training, and no "
-                    "checkpoint has it: a resumed run finds it as the interrupted run left it, or "
-                    f"not at all; keep what it holds in an attribute of the model, or {HINT}"
-                )
 
     def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
         """Print, once, what has changed and cannot be saved.

@@ -37,6 +37,17 @@ class KeepsTensorInFile(Callback):
         torch.save(mean * 0.9 + 1, self.path)
 
 
+class Appends(Callback):
+    """Keeps a table of losses in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, *_: object) -> None:
+        with self.path.open("a", newline="") as file:
+            file.write("0.5\n")
+
+
 class CountsInEnvironment(Callback):
     """Counts batches in an environment variable."""
 
@@ -71,6 +82,12 @@ def test_a_file_that_training_writes_and_reads_is_named(tmp_path, capfd, kind):
     assert (
         printed.count(f"{state} is written and read again while training, and no checkpoint") == 1
     )
+
+
+def test_a_file_to_which_training_appends_is_named(tmp_path, capfd):
+    rows = tmp_path / "rows.csv"
+    trainer(tmp_path / "run", Appends(rows)).fit(Noted())
+    assert capfd.readouterr().out.count(f"{rows} is appended to while training") == 1
 
 
 def test_an_environment_variable_that_changes_is_named(tmp_path, capfd):
