@@ -42,7 +42,7 @@ ENGINE = ("--engine=processes",)
 PAIRS = 5  # default of --n
 TRAINS_SECONDS = 30.0  # from a first step to a death
 AFTER_SECONDS = 1.0  # from the last death's first step to the end
-COPIES_SHARE = 0.08  # of the time, in place of a hundredth
+COPIES_SHARE = 0.3  # of the time, in place of a hundredth: enough copies to count
 COPY_STEPS = 3  # a copy is written by then
 STEPS_AROUND = 8  # before and after them
 NOTE = re.compile(r"^AT (\S+) STEP (\d+)$", re.MULTILINE)
