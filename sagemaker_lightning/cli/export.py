@@ -27,7 +27,7 @@ from sagemaker_lightning.contract.atomic_files import (
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.resume.check import journal
-from sagemaker_lightning.resume.files import shards
+from sagemaker_lightning.resume.files import first_start, shards
 
 
 def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
@@ -119,6 +119,7 @@ def uploaded_checkpoints(cli: CommandLine, environment: SageMakerEnvironment) ->
     files = [path for _, path in cli.resume.folder.checkpoints()]
     files += cli.config_init.checkpoint.files()
     files += journal.files(folder) + wandb_rows.files(folder) + shards.all_in(folder)
+    files += first_start.files(folder)
     return [path for path in files if path.parent.resolve() == folder.resolve()]
 
 

@@ -35,7 +35,14 @@ from sagemaker_lightning.resume import loading, memory_copies
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
-from sagemaker_lightning.resume.files import acceptance, best_model, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files import (
+    acceptance,
+    best_model,
+    checkpoint_file,
+    first_start,
+    folder_lock,
+    user_checkpoints,
+)
 from sagemaker_lightning.resume.files.checkpoint_dir import (
     BackgroundWriter,
     CheckpointDir,
@@ -470,10 +477,35 @@ class Run:
         # A checkpoint of a later training of this program is of other data and other limits.
         self.check.check_restored({} if self.part(Limits).exceeded else self._differing())
         if not self.resumed:
-            loggers.begin_files(self.trainer.loggers if self.trainer.is_global_zero else ())
+            self._begin_files()
         # What is still to be logged comes after the checkpoint.
         self.restore(Moment.COMPARED)
         self.part(UserObjects).graph.end_start()
+
+    def _begin_files(self) -> None:
+        """Begin the files of loggers and ModelCheckpoints.
+
+        Those of a start that was killed before its first checkpoint are written again.
+        """
+        trainer = self.trainer
+        saves = self.options.saves
+        start = first_start.read(self.folder.path) if saves else None
+        if start is None:
+            loggers.begin_files(trainer.loggers if trainer.is_global_zero else ())
+            if saves and trainer.is_global_zero:
+                names = user_checkpoints.file_names(trainer)
+                start = first_start.FirstStart(loggers.states(trainer.loggers), names)
+                first_start.write(self.folder.path, start)
+            return
+        if trainer.is_global_zero:
+            log.info(
+                "this run begins anew: the start before it was interrupted before its first "
+                "checkpoint, and its logs and models are written again"
+            )
+        if trainer.local_rank == 0:
+            before = -1  # all steps were logged after it
+            loggers.continue_files(trainer.loggers, start.loggers, before, trainer.is_global_zero)
+        user_checkpoints.overwrite_later_files(trainer, start.model_files)
 
     def _digests(
         self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]

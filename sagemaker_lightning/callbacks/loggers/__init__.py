@@ -84,18 +84,23 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
 
     All that was logged is written when this returns, or sent.
     """
-    states = []
-    for continuation in map(continuation_of, loggers):
-        continuation.save()
-        states.append(
-            {
-                "kind": type(continuation.logger).__name__,
-                "name": _plain_or_none(continuation.name),
-                "version": _plain_or_none(continuation.version),
-            }
-            | continuation.state()
-        )
-    return states
+    loggers = list(loggers)
+    for logger in loggers:
+        continuation_of(logger).save()
+    return states(loggers)
+
+
+def states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return what a resumed run has to know about loggers that have saved all."""
+    return [
+        {
+            "kind": type(continuation.logger).__name__,
+            "name": _plain_or_none(continuation.name),
+            "version": _plain_or_none(continuation.version),
+        }
+        | continuation.state()
+        for continuation in map(continuation_of, loggers)
+    ]
 
 
 def continue_files(

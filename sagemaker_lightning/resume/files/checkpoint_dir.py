@@ -24,7 +24,7 @@ from sagemaker_lightning.contract.checkpoint_home import (
 )
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.resume.files import shards
+from sagemaker_lightning.resume.files import first_start, shards
 from sagemaker_lightning.resume.files.checkpoint_file import (
     ENTRIES_KEY,
     examine,
@@ -128,14 +128,18 @@ class CheckpointDir:
         ]
 
     def logger_states(self) -> list[Mapping[str, Any]]:
-        """Return what the newest checkpoint says of the run's loggers; empty without one."""
+        """Return what the newest checkpoint says of the run's loggers.
+
+        Without one, it is what a start says that was killed before its first checkpoint.
+        """
         for _, path in self.with_copies():
             if isinstance(identify(path), str):
                 continue
             # A damaged file may raise anything; `choose_checkpoint` reports it.
             with suppress(Exception):
                 return loggers.well_formed(read(path, mmap=True)[ENTRIES_KEY]["parts"]["loggers"])
-        return []
+        start = first_start.read(self.path)
+        return [*start.loggers] if start else []
 
     def save(
         self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path] = ()
@@ -155,6 +159,7 @@ class CheckpointDir:
             OSError: The checkpoint could not be written.
         """
         write(self.path_of(step), checkpoint, step, number)
+        first_start.forget(self.path)
         shards.remove(self.path, step, before=number)
         self.intact_steps = sorted({*self.intact_steps, step})
         own_shards = [path for _, path in shards.paths_in(self.path, step)]

@@ -1,0 +1,62 @@
+"""What a training found at its start, for one that is killed before its first checkpoint.
+
+The next start begins anew. With this, it logs to the same files, and its ModelCheckpoints write
+their files again, as after an interruption with a checkpoint. Without it, there would be a
+`version_1` and a `-v1` that a run left alone does not have.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sagemaker_lightning.callbacks import loggers
+from sagemaker_lightning.contract.atomic_files import write_instead
+
+NAME = "first-start.json"
+"""The file, in the folder of the checkpoints. The first checkpoint takes its place."""
+MAX_BYTES = 1 << 24
+"""Bytes that are read of it, at most: it is input."""
+
+
+class FirstStart(NamedTuple):
+    """What a training found at its start."""
+
+    loggers: Sequence[Mapping[str, Any]]
+    """What `loggers.states` returned."""
+    model_files: Mapping[str, Sequence[str]]
+    """What `user_checkpoints.file_names` returned."""
+
+
+def write(folder: Path, start: FirstStart) -> None:
+    """Write it. A disk that is full costs no more than these names."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_instead(folder / NAME, json.dumps(start._asdict()).encode())
+
+
+def read(folder: Path) -> FirstStart | None:
+    """Return what was written; None if nothing was, or it cannot be read."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            written = json.loads(file.read(MAX_BYTES))
+        names = dict(written["model_files"])
+        model_files = {
+            key: [name for name in names_of if isinstance(name, str)]
+            for key, names_of in names.items()
+        }
+        return FirstStart(loggers.well_formed(written["loggers"]), model_files)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+
+
+def forget(folder: Path) -> None:
+    """Remove it: there is a checkpoint."""
+    with suppress(OSError):
+        (folder / NAME).unlink(missing_ok=True)
+
+
+def files(folder: Path) -> list[Path]:
+    """Return its file, if there is one."""
+    return [folder / NAME] if (folder / NAME).is_file() else []

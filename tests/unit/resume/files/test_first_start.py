@@ -1,0 +1,95 @@
+"""resume/files/first_start.py: a start that is killed before its first checkpoint leaves no trace."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from short_fits import Noted, interrupted, trainer
+
+from sagemaker_lightning.resume.files import first_start
+from sagemaker_lightning.resume.files.first_start import FirstStart
+
+
+def train(folder: Path, fails: str = "") -> list[str]:
+    """Train two epochs, and return the names of all files; those of events count once."""
+    loggers = CSVLogger(folder / "csv", flush_logs_every_n_steps=1), TensorBoardLogger(folder / "t")
+    models = ModelCheckpoint(folder / "models", every_n_train_steps=1, save_top_k=-1)
+    fitted = trainer(
+        folder / "checkpoints",
+        models,
+        ModelCheckpoint(every_n_train_steps=2, save_top_k=-1),
+        logger=loggers,
+        log_every_n_steps=1,
+        enable_checkpointing=True,
+    )
+    fitted.fit(Noted(fails=fails))
+    files = (path for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name)
+    return sorted(str(path.relative_to(folder)) for path in files)
+
+
+def rows(folder: Path) -> list[list[str]]:
+    with (folder / "csv/lightning_logs/version_0/metrics.csv").open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_start_without_a_checkpoint_leaves_no_second_file(tmp_path, capsys):
+    alone = train(tmp_path / "alone")
+    for fails in ("batch 0:3", "batch 0:2"):
+        with interrupted():
+            train(tmp_path / "again", fails)
+        assert (tmp_path / "again/checkpoints" / first_start.NAME).is_file()
+    capsys.readouterr()
+    assert train(tmp_path / "again") == alone
+    assert "the start before it was interrupted before its first" in capsys.readouterr().out
+    assert rows(tmp_path / "again") == rows(tmp_path / "alone")
+    assert not any(first_start.NAME in name or "version_1" in name for name in alone)
+
+
+def test_what_was_there_before_stays(tmp_path):
+    """A model of another run's has its name; so ours get the next one, at each start."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/epoch=0-step=1.ckpt").write_text("another's")
+    with interrupted():
+        train(tmp_path, "batch 0:3")
+    files = train(tmp_path)
+    assert (tmp_path / "models/epoch=0-step=1.ckpt").read_text() == "another's"
+    assert "models/epoch=0-step=1-v1.ckpt" in files
+    assert "models/epoch=0-step=1-v2.ckpt" not in files
+
+
+WRONG = {
+    "no JSON": b"{",
+    "no text": b"\xff",
+    "no dict": b"[]",
+    "no loggers": b'{"model_files": {}}',
+    "names that are no dict": b'{"loggers": [], "model_files": 5}',
+    "names that are no list": b'{"loggers": [], "model_files": {"a": 5}}',
+    "nested too deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
+def test_what_cannot_be_read_is_as_if_it_was_not_there(tmp_path, content):
+    (tmp_path / first_start.NAME).write_bytes(content)
+    assert first_start.read(tmp_path) is None
+
+
+def test_only_what_is_well_formed_is_read(tmp_path):
+    assert first_start.read(tmp_path) is None
+    state = {"kind": "CSVLogger", "name": "a", "version": 1}
+    content = {"loggers": [state, 5, {"kind": []}], "model_files": {"a": ["x.ckpt", 5]}}
+    (tmp_path / first_start.NAME).write_text(json.dumps(content))
+    assert first_start.read(tmp_path) == FirstStart([state], {"a": ["x.ckpt"]})
+    first_start.forget(tmp_path)
+    assert first_start.files(tmp_path) == []
+    first_start.forget(tmp_path)
+
+
+def test_a_full_disk_costs_no_training(tmp_path):
+    (tmp_path / "file").touch()
+    first_start.write(tmp_path / "file", FirstStart([], {}))
+    first_start.write(tmp_path / "new", FirstStart([], {}))
+    assert first_start.files(tmp_path / "new") == [tmp_path / "new" / first_start.NAME]
