@@ -59,10 +59,11 @@ class DataIdentity(Part):
             if isinstance(dataset, Dataset)
         }
         objects = self.run.part(UserObjects)  # what has changed is saved itself
+        # Lists in the code are compared with other numbers of the code.
+        found = objects.graph.numbers(objects.changed, but=CODE_ROOTS, stays=not reloads)
         numbers = {
             f"{NUMBERS}{path}": mark
-            # Lists in the code are compared with other numbers of the code.
-            for path, mark in objects.graph.numbers(objects.changed, but=CODE_ROOTS).items()
+            for path, mark in found.items()
             if path.startswith((*stages, *CODE_ROOTS))
         }
         return lengths | numbers | self._batches(stages)

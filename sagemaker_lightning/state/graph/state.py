@@ -250,7 +250,9 @@ class GraphState:
             }
         )
 
-    def numbers(self, changed: Set[str], but: tuple[str, ...]) -> dict[str, bytes]:
+    def numbers(
+        self, changed: Set[str], but: tuple[str, ...], stays: bool = True
+    ) -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.
 
         The hash is the same in another process. Single numbers are left out.
@@ -258,6 +260,9 @@ class GraphState:
         Args:
             changed: The names of what has changed; attributes that hold such are left out.
             but: How the paths begin of which lists and tuples of numbers are left out, too.
+            stays: Whether what leads to an object is the same in another process. Otherwise, an
+                object that was known by another path is left out, such as a row that a data
+                module has, and of which some epochs' data have taken.
         """
         start = self.begin()
         saved_by_others = set(map(id, start.saved_by_others().values()))
@@ -281,8 +286,11 @@ class GraphState:
                     for name, part in zip(node.note, node.parts, strict=False)
                     if type(part) is tuple and _are_numbers(part)
                 }
+            place = _attribute_of(node, start)
+            if not (stays or start.paths[key].startswith(place)):
+                continue
             for name, mark in found.items():
-                attribute = _attribute_of(node, start) + name
+                attribute = place + name
                 marks.setdefault(attribute, []).append(mark)
                 # What has taken another object's place is known by another path than its place's.
                 names = start.paths[key], attribute, _in_attribute(node).path + name

@@ -1,4 +1,4 @@
-"""resume/files/first_start.py: a start that is killed before its first checkpoint leaves no trace."""
+"""resume/files/first_start.py: what a start leaves that is killed before its first checkpoint."""
 
 import csv
 import json

@@ -204,6 +204,17 @@ def test_an_object_has_one_path_whether_roots_come_at_once_or_in_turn():
     assert "model.masks.step" in names_in(resumed.encode())
 
 
+def test_rows_of_which_some_are_taken_are_not_compared_by_who_has_taken_them():
+    held = Thing(rows=[[1, 2], [3, 4]])
+    roots = {"held": held}
+    state = GraphState(lambda: roots)
+    state.mark()
+    roots["data"] = [held.rows[0]]
+    state.mark()
+    assert {"held.rows", "data"} == state.numbers(set(), ()).keys()
+    assert {"held.rows"} == state.numbers(set(), (), stays=False).keys()
+
+
 def test_a_record_without_the_objects_of_a_root():
     roots = {"train": Thing(count=0), "model": Thing(count=0, part=None)}
     state = GraphState(lambda: roots)
