@@ -499,8 +499,8 @@ class Run:
             return
         if trainer.is_global_zero:
             log.info(
-                "this run begins anew: the start before it was interrupted before its first "
-                "checkpoint, and its logs and models are written again"
+                "this run starts from the beginning: the start before it was interrupted before "
+                "its first checkpoint, and its logs and models are written again"
             )
         if trainer.local_rank == 0:
             before = -1  # all steps were logged after it
