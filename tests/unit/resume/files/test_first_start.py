@@ -43,7 +43,8 @@ def test_a_start_without_a_checkpoint_leaves_no_second_file(tmp_path, capsys):
         assert (tmp_path / "again/checkpoints" / first_start.NAME).is_file()
     capsys.readouterr()
     assert train(tmp_path / "again") == alone
-    assert "the start before it was interrupted before its first checkpoint" in capsys.readouterr().out
+    line = "the start before it was interrupted before its first checkpoint"
+    assert line in capsys.readouterr().out
     assert rows(tmp_path / "again") == rows(tmp_path / "alone")
     assert not any(first_start.NAME in name or "version_1" in name for name in alone)
 
