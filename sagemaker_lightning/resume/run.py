@@ -468,6 +468,9 @@ class Run:
 
     def training_begins(self) -> None:
         """Restore everything, once all hooks that begin training have run; check it."""
+        start = first_start.read(self.folder.path) if self.options.saves else None
+        if start and not self.resumed:
+            user_checkpoints.overwrite_later_files(self.trainer, start.model_files)
         self.mark_start()
         if self.resumed:
             self.part(UserObjects).recreate()
@@ -477,22 +480,22 @@ class Run:
         # A checkpoint of a later training of this program is of other data and other limits.
         self.check.check_restored({} if self.part(Limits).exceeded else self._differing())
         if not self.resumed:
-            self._begin_files()
+            self._begin_logs(start)
         # What is still to be logged comes after the checkpoint.
         self.restore(Moment.COMPARED)
         self.part(UserObjects).graph.end_start()
 
-    def _begin_files(self) -> None:
-        """Begin the files of loggers and ModelCheckpoints.
+    def _begin_logs(self, start: first_start.FirstStart | None) -> None:
+        """Begin the files of the loggers.
 
-        Those of a start that was killed before its first checkpoint are written again.
+        Args:
+            start: What a start found that was killed before its first checkpoint: its logs are
+                written again. None if there was none; then the next start knows this one.
         """
         trainer = self.trainer
-        saves = self.options.saves
-        start = first_start.read(self.folder.path) if saves else None
         if start is None:
             loggers.begin_files(trainer.loggers if trainer.is_global_zero else ())
-            if saves and trainer.is_global_zero:
+            if self.options.saves and trainer.is_global_zero:
                 names = user_checkpoints.file_names(trainer)
                 start = first_start.FirstStart(loggers.states(trainer.loggers), names)
                 first_start.write(self.folder.path, start)
@@ -505,7 +508,6 @@ class Run:
         if trainer.local_rank == 0:
             before = -1  # all steps were logged after it
             loggers.continue_files(trainer.loggers, start.loggers, before, trainer.is_global_zero)
-        user_checkpoints.overwrite_later_files(trainer, start.model_files)
 
     def _digests(
         self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
