@@ -9,7 +9,7 @@ callback has come, and which of them `state_dict` contains.
 import functools
 import logging
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -25,6 +25,7 @@ from pytorch_lightning.loops import training_epoch_loop
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.trainer import call
+from pytorch_lightning.tuner.lr_finder import _LRFinder
 from torch import nn
 from torch.optim.swa_utils import SWALR
 
@@ -209,6 +210,30 @@ def searched_attribute(callback: LearningRateFinder | BatchSizeFinder) -> str:
         if isinstance(callback, LearningRateFinder)
         else callback._batch_arg_name
     ) or ""
+
+
+def found_by_search(callback: LearningRateFinder | BatchSizeFinder) -> dict[str, Any]:
+    """Return what a callback's search has found, besides the model's attribute; {} for nothing."""
+    if isinstance(callback, BatchSizeFinder):
+        return {"optimal_batch_size": callback.optimal_batch_size}
+    return {} if callback.optimal_lr is None else {**vars(callback.optimal_lr)}
+
+
+def set_found_by_search(
+    callback: LearningRateFinder | BatchSizeFinder, found: Mapping[str, Any]
+) -> None:
+    """Give a callback what `found_by_search` has returned, as far as it is that."""
+    if isinstance(callback, BatchSizeFinder):
+        size = found.get("optimal_batch_size")
+        callback.optimal_batch_size = size if type(size) is int else None
+        return
+    settings = callback._mode, callback._min_lr, callback._max_lr, callback._num_training_steps
+    finder = _LRFinder(*settings)
+    names = vars(finder).keys() | {"_optimal_idx"}  # `suggestion` sets this one
+    results = found.get("results")
+    if isinstance(results, dict):
+        vars(finder).update({name: found[name] for name in names & found.keys()})
+        callback.optimal_lr = finder
 
 
 def accepted_state(callback: Callback, state: dict[str, Any]) -> dict[str, Any]:

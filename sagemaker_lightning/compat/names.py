@@ -179,6 +179,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "BatchSizeFinder._early_exit": "attribute",
             "LearningRateFinder._attr_name": "attribute",
             "LearningRateFinder._early_exit": "attribute",
+            "LearningRateFinder._max_lr": "attribute",
+            "LearningRateFinder._min_lr": "attribute",
+            "LearningRateFinder._mode": "attribute",
+            "LearningRateFinder._num_training_steps": "attribute",
             "ModelPruning._make_pruning_permanent": "attribute",
             "ModelPruning._original_layers": "attribute",
             "ModelPruning._parameters_to_prune": "attribute",
@@ -192,6 +196,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_call_callback_hooks": "(trainer, hook_name, args, ...)",
             "_call_lightning_module_hook": "(trainer, hook_name, args, ...)",
             "_call_strategy_hook": "(trainer, hook_name, args, kwargs)",
+        },
+        "pytorch_lightning.tuner.lr_finder": {
+            "_LRFinder": "class",
+            "_LRFinder._optimal_idx": "attribute",
         },
     },
     "lightning_trainer": {
