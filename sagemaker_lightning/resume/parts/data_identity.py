@@ -60,7 +60,8 @@ class DataIdentity(Part):
         }
         objects = self.run.part(UserObjects)  # what has changed is saved itself
         # Lists in the code are compared with other numbers of the code.
-        found = objects.graph.numbers(objects.changed, but=CODE_ROOTS, stays=not reloads)
+        alone = TRAINING if reloads else ""
+        found = objects.graph.numbers(objects.changed, but=CODE_ROOTS, alone=alone)
         numbers = {
             f"{NUMBERS}{path}": mark
             for path, mark in found.items()

@@ -71,6 +71,8 @@ class GraphState:
         """What has changed, and is not in the newest record."""
         self.recorded: set[int] = set()
         """By what the objects are known that the newest record has."""
+        self.new_objects: set[int] = set()
+        """By what those of them are known that were made since the start."""
         self.reordered: set[str] = set()
         """Sets whose elements come in another order after a restart."""
         self.parted: set[str] = set()
@@ -98,9 +100,13 @@ class GraphState:
         """Note that what the objects get from now on they get while training."""
         self.begin().is_over = True
 
-    def include(self) -> None:
-        """Take in roots that the program has just made anew, such as loaders."""
-        self.begin().include(self.roots())
+    def include(self, content: Collection[int] = ()) -> None:
+        """Take in roots that the program has just made anew, such as loaders.
+
+        Args:
+            content: What `new_objects` had before they were made; () if that is not known.
+        """
+        self.begin().include(self.roots(), content)
 
     def changes(self) -> dict[tuple[int, str], Any]:
         """Return what has changed since `mark`: by what the object is known and name, the value."""
@@ -174,6 +180,7 @@ class GraphState:
         encoded = encode(roots, start, self.touched)
         self.unsaved = encoded.unsaved
         self.recorded = set(encoded.recorded)
+        self.new_objects = {key for key, new in encoded.recorded.items() if new is not None}
         if is_restored:
             self.restored.append((encoded.record, [*encoded.recorded.values()]))
         self.reordered |= set(encoded.reordered)
@@ -250,9 +257,7 @@ class GraphState:
             }
         )
 
-    def numbers(
-        self, changed: Set[str], but: tuple[str, ...], stays: bool = True
-    ) -> dict[str, bytes]:
+    def numbers(self, changed: Set[str], but: tuple[str, ...], alone: str = "") -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.
 
         The hash is the same in another process. Single numbers are left out.
@@ -260,12 +265,14 @@ class GraphState:
         Args:
             changed: The names of what has changed; attributes that hold such are left out.
             but: How the paths begin of which lists and tuples of numbers are left out, too.
-            stays: Whether what leads to an object is the same in another process. Otherwise, an
-                object that was known by another path is left out, such as a row that a data
-                module has, and of which some epochs' data have taken.
+            alone: How the names begin of roots of which what others hold, too, is left out, such as
+                rows of a data module's of which each epoch's data are some. "" for none.
         """
         start = self.begin()
         saved_by_others = set(map(id, start.saved_by_others().values()))
+        roots = self.roots().items() if alone else ()
+        others = {name: root for name, root in roots if not name.startswith(alone)}
+        held = scan(others, self.skip).keys()
         marks: dict[str, list[bytes]] = {}
         left_out = set()
         for key, node in start.nodes.items():
@@ -286,11 +293,10 @@ class GraphState:
                     for name, part in zip(node.note, node.parts, strict=False)
                     if type(part) is tuple and _are_numbers(part)
                 }
-            place = _attribute_of(node, start)
-            if not (stays or start.paths[key].startswith(place)):
-                continue
             for name, mark in found.items():
-                attribute = place + name
+                attribute = _attribute_of(node, start) + name
+                if key in held and attribute.startswith(alone):
+                    continue
                 marks.setdefault(attribute, []).append(mark)
                 # What has taken another object's place is known by another path than its place's.
                 names = start.paths[key], attribute, _in_attribute(node).path + name

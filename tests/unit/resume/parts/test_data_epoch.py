@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.resume.parts import data_epoch
@@ -277,6 +277,43 @@ class Labels(Learner):
         super().on_train_epoch_end()
 
 
+class Rows(Dataset):
+    """Rows of numbers in lists."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int):
+        return (torch.tensor(self.rows[number]),)
+
+
+class Aggregating(pl.LightningDataModule):
+    """Makes its loaders of the datasets and of the rows that training has added to its lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.datasets = [TensorDataset(torch.rand(4, 2))]
+        self.rows = [[number, 1.0] for number in range(8)]
+        self.longest = 4
+
+    def train_dataloader(self):
+        taken = [row for row in self.rows if row[0] < self.longest]
+        return DataLoader(ConcatDataset([*self.datasets, Rows(taken)]), 2, shuffle=True)
+
+
+class Aggregates(Learner):
+    """Adds a dataset at the end of each epoch, and has more rows taken."""
+
+    def on_train_epoch_end(self):
+        data = self.trainer.datamodule
+        data.datasets.append(TensorDataset(self.line.weight.detach() * torch.rand(4, 2)))
+        data.longest += 1
+        super().on_train_epoch_end()
+
+
 class Narrowing(torch.utils.data.Sampler):
     """Draws batches of the samples with the greatest losses, of fewer from epoch to epoch."""
 
@@ -320,6 +357,15 @@ def grow_on(folder: Path, stop: str = "") -> list:
     return model.events
 
 
+def aggregate_on(folder: Path, stop: str = "") -> list:
+    """Train on data that are what a data module has got while training."""
+    as_in_a_new_process()
+    torch.manual_seed(1)
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    trainer(folder, **options).fit(model := Aggregates(stop), datamodule=Aggregating())
+    return model.events
+
+
 def narrow_on(folder: Path, stop: str = "") -> list:
     """Train on loaders that are given to `fit`, of which training changes the sampler."""
     as_in_a_new_process()
@@ -332,7 +378,7 @@ def narrow_on(folder: Path, stop: str = "") -> list:
 
 
 @pytest.mark.parametrize("stop", ["end 1", "epoch 2", "batch 2:1", "batch 3:1"])
-@pytest.mark.parametrize("train", [grow_on, narrow_on])
+@pytest.mark.parametrize("train", [grow_on, aggregate_on, narrow_on])
 def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capfd, train, stop):
     """What training gives an object that is there from the start is no part of new loaders."""
     alone = train(tmp_path / "alone")

@@ -212,7 +212,7 @@ def test_rows_of_which_some_are_taken_are_not_compared_by_who_has_taken_them():
     roots["data"] = [held.rows[0]]
     state.mark()
     assert {"held.rows", "data"} == state.numbers(set(), ()).keys()
-    assert {"held.rows"} == state.numbers(set(), (), stays=False).keys()
+    assert {"held.rows"} == state.numbers(set(), (), alone="data").keys()
 
 
 def test_a_record_without_the_objects_of_a_root():
