@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import (
     LearningRateFinder,
     ModelPruning,
     StochasticWeightAveraging,
+    ThroughputMonitor,
 )
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.loops import training_epoch_loop
@@ -234,6 +235,15 @@ def set_found_by_search(
     if isinstance(results, dict):
         vars(finder).update({name: found[name] for name in names & found.keys()})
         callback.optimal_lr = finder
+
+
+def throughput_counts(callback: ThroughputMonitor) -> dict[str, dict[Any, int]]:
+    """Return a monitor's counts by attribute; each is by stage, and may be changed."""
+    return {
+        "batches": callback._batches,
+        "samples": callback._samples,
+        "lengths": callback._lengths,
+    }
 
 
 def accepted_state(callback: Callback, state: dict[str, Any]) -> dict[str, Any]:

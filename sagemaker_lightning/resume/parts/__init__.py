@@ -17,6 +17,7 @@ from sagemaker_lightning.resume.parts.lightning_callbacks.model_checkpoint impor
 from sagemaker_lightning.resume.parts.lightning_callbacks.model_pruning import SharedPrunedWeights
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import SearchResults
 from sagemaker_lightning.resume.parts.lightning_callbacks.states import Callbacks
+from sagemaker_lightning.resume.parts.lightning_callbacks.throughput import ThroughputCounts
 from sagemaker_lightning.resume.parts.lightning_callbacks.weight_averaging import AveragingState
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
@@ -48,6 +49,7 @@ PARTS: tuple[type[Part], ...] = (
     Callbacks,
     ModelFiles,
     SearchResults,
+    ThroughputCounts,
     Limits,
     Counters,
     ShouldStop,

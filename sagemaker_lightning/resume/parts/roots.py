@@ -8,6 +8,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
@@ -52,7 +53,15 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         "datamodule": data_module_of(trainer),
     }
     objects |= parts_of(trainer).marks()
-    objects |= start_hooks.objects_of_hooks(trainer)
+    objects |= (owners := start_hooks.objects_of_hooks(trainer))
+    # Those of Lightning's own callbacks, too, whose other attributes are Lightning's matter.
+    objects |= {
+        f"{name}.{attribute}": value
+        for name, owner in owners.items()
+        if name.startswith(start_hooks.CALLBACKS)
+        for attribute, value in object_graph.namespace(owner).items()
+        if object_graph.is_of(type(value), Metric)
+    }
     # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
     # of the user's, and what a user has added.
     objects |= {
@@ -77,8 +86,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         if not object_graph.is_library_class(type(object_))
     }
     found = hooks_by_module(trainer.lightning_module) if trainer.lightning_module else {}
-    owners = [(f"model.{name}", hooks) for name, hooks in found.items()]
-    owners += [
+    hooked = [(f"model.{name}", hooks) for name, hooks in found.items()]
+    hooked += [
         (f"optimizers.{position}", step_hooks(optimizer))
         for position, optimizer in enumerate(trainer.optimizers)
     ]
@@ -95,7 +104,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
     }
     objects |= {
         f"hooks.{name}.{position}": hook
-        for name, hooks_of_owner in owners
+        for name, hooks_of_owner in hooked
         for position, hook in enumerate(hooks_of_owner)
         if module_variables.is_own(hook)
     }

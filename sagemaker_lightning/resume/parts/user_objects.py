@@ -93,11 +93,15 @@ class UserObjects(Part):
             self._note_owners()
         found = user_objects(self.trainer)
         names = {id(owner): name for name, owner in self.owners.items()}
-        known = {
-            names.get(id(value), name): value
-            for name, value in found.items()
-            if id(value) in names or not name.startswith(start_hooks.CALLBACKS)
-        }
+        known = {}
+        for name, value in found.items():
+            if not name.startswith(start_hooks.CALLBACKS):
+                known[name] = value
+                continue
+            callback, dot, attribute = name.removeprefix(start_hooks.CALLBACKS).partition(".")
+            owner = found[f"{start_hooks.CALLBACKS}{callback}"]
+            if id(owner) in names:
+                known[f"{names[id(owner)]}{dot}{attribute}"] = value
         return known | self.owners
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks.spike import SpikeDetection
 from torchmetrics import (
     CatMetric,
     MaxMetric,
@@ -19,6 +20,8 @@ from untrained import in_epoch_5, resumed, run_of, trainer_of
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.roots import of_kinds
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.run import Run
 
 
 class Holding(Callback):
@@ -45,6 +48,29 @@ def test_a_tracker_has_as_many_steps_as_it_had(steps):
     assert tracker.n_steps == steps
     if steps:
         assert tracker.compute_all().tolist() == list(range(steps))
+
+
+def test_a_metric_of_lightnings_own_callback_comes_back():
+    """Its state_dict() has those states alone that are persistent."""
+
+    def fitted(losses: list[float]) -> tuple[Run, SpikeDetection]:
+        spikes = SpikeDetection(window=2)
+        run = run_of(trainer_of(LightningModule(), spikes))
+        run.mark_start()
+        for loss in losses:
+            spikes.running_mean.update(torch.tensor(loss))
+        return run, spikes
+
+    run, spikes = fitted([1.0, 2.0, 4.0])
+    parts = Metrics, UserObjects
+    saved = {part.key: run.part(part).save(None, None) for part in parts}
+    other, restored = fitted([])
+    resumed(other, **saved)
+    for part in parts:
+        other.part(part).restore(saved[part.key], Moment.TRAINING)
+    for each in (spikes, restored):
+        each.running_mean.update(torch.tensor(6.0))
+    assert restored.running_mean.compute() == spikes.running_mean.compute() == 5.0
 
 
 def test_each_value_of_a_state_is_compared():
