@@ -4,7 +4,7 @@ import contextlib
 import copy
 import gc
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -86,21 +86,22 @@ class Start:
         self.optimizers: dict[str, Optimizer] = {}
         self.is_over = False
         """Whether the program has done all that it does at its start, and trains."""
+        self.content: set[int] = set()
+        """By what objects are known that are not taken in with new roots: what known objects had
+        got while training, before the newest data were made."""
         self.include(roots)
 
-    def include(self, roots: Mapping[str, Any], content: Collection[int] = ()) -> None:
+    def include(self, roots: Mapping[str, Any]) -> None:
         """Take in roots that were made since, such as loaders, as their program makes them again.
 
         Args:
             roots: The objects by name; those that are known stay as they are, and so does what the
                 others lead to.
-            content: By what objects are known that are not taken in: what known objects had got
-                while training, before these roots were made.
         """
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
         if new_roots and self.is_over:
             # What known objects have got while training is content, though these lead to it.
-            known = {**self.nodes, **self.made, **dict.fromkeys(content)}
+            known = {**self.nodes, **self.made, **dict.fromkeys(self.content)}
             self._add(scan(new_roots, self.skip, but=known), known)
         elif new_roots:
             new_nodes = scan(new_roots, self.skip)

@@ -106,7 +106,8 @@ class GraphState:
         Args:
             content: What `new_objects` had before they were made; () if that is not known.
         """
-        self.begin().include(self.roots(), content)
+        self.begin().content = {*content}
+        self.begin().include(self.roots())
 
     def changes(self) -> dict[tuple[int, str], Any]:
         """Return what has changed since `mark`: by what the object is known and name, the value."""

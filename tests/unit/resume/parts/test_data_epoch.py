@@ -304,11 +304,20 @@ class Aggregating(pl.LightningDataModule):
         return DataLoader(ConcatDataset([*self.datasets, Rows(taken)]), 2, shuffle=True)
 
 
+class Replacing(Aggregating):
+    """Makes its loader of the newest dataset alone."""
+
+    def train_dataloader(self):
+        return DataLoader(self.datasets[0], 2, shuffle=True)
+
+
 class Aggregates(Learner):
-    """Adds a dataset at the end of each epoch, and has more rows taken."""
+    """Adds a dataset at the end of each epoch, or replaces it, and has more rows taken."""
 
     def on_train_epoch_end(self):
         data = self.trainer.datamodule
+        if isinstance(data, Replacing):
+            data.datasets.clear()
         data.datasets.append(TensorDataset(self.line.weight.detach() * torch.rand(4, 2)))
         data.longest += 1
         super().on_train_epoch_end()
@@ -357,13 +366,18 @@ def grow_on(folder: Path, stop: str = "") -> list:
     return model.events
 
 
-def aggregate_on(folder: Path, stop: str = "") -> list:
+def aggregate_on(folder: Path, stop: str = "", data: type = Aggregating) -> list:
     """Train on data that are what a data module has got while training."""
     as_in_a_new_process()
     torch.manual_seed(1)
     options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
-    trainer(folder, **options).fit(model := Aggregates(stop), datamodule=Aggregating())
+    trainer(folder, **options).fit(model := Aggregates(stop), datamodule=data())
     return model.events
+
+
+def replace_on(folder: Path, stop: str = "") -> list:
+    """Train on data that training replaces in the data module."""
+    return aggregate_on(folder, stop, Replacing)
 
 
 def narrow_on(folder: Path, stop: str = "") -> list:
@@ -378,7 +392,7 @@ def narrow_on(folder: Path, stop: str = "") -> list:
 
 
 @pytest.mark.parametrize("stop", ["end 1", "epoch 2", "batch 2:1", "batch 3:1"])
-@pytest.mark.parametrize("train", [grow_on, aggregate_on, narrow_on])
+@pytest.mark.parametrize("train", [grow_on, aggregate_on, replace_on, narrow_on])
 def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capfd, train, stop):
     """What training gives an object that is there from the start is no part of new loaders."""
     alone = train(tmp_path / "alone")
