@@ -1,7 +1,6 @@
 """What a rehearsal creates on this machine; the next one ends what it has left."""
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -9,13 +8,13 @@ import shutil
 import signal
 import stat
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sagemaker_lightning.contract.process_stat import START_TIME, process_stat
 from sagemaker_rehearsal.aws.access_keys import Key
 from sagemaker_rehearsal.engines import bridge, containers
+from sagemaker_rehearsal.locks import alive, hold, locked
 
 MAX_IMAGES = 5
 """Images of which one, at most, is tried for what only root can remove."""
@@ -49,8 +48,7 @@ class Owner:
         # Another rehearsal takes a folder whose lock is not held for a killed one's.
         with locked(self.root):
             self.folder.mkdir(mode=0o700)
-            self.lock = (self.folder / "lock").open("w")
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            self.lock = hold(self.folder)
         self.jobs.mkdir()
 
     @property
@@ -141,17 +139,6 @@ def _kept(endpoint: str) -> dict:
     )
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder while the block runs."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def is_owner_folder(folder: Path) -> bool:
     """Return whether a path is that of an owner's folder, which may be gone.
 
@@ -167,19 +154,6 @@ def is_owner_folder(folder: Path) -> bool:
     # It cannot be a path, or it is in another user's folder.
     except (OSError, ValueError):
         return False
-
-
-def alive(folder: Path) -> bool:
-    """Return whether the rehearsal of a folder still runs."""
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    # BlockingIOError: it runs. PermissionError: it is another user's.
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
 
 
 def started(number: int) -> str:
