@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import threading
 import urllib.error
 import urllib.request
@@ -31,7 +32,7 @@ try:
 
     from sagemaker_lightning.contract.errors import printable
     from sagemaker_lightning.launcher import aws, completion, jobs
-    from sagemaker_lightning.launcher.command import add_limits, positive
+    from sagemaker_lightning.launcher.command import HELP_COLUMNS, add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import gate
     from sagemaker_rehearsal.aws import clients
@@ -120,8 +121,9 @@ def _parser() -> argparse.ArgumentParser:
         command = by_name[name] = commands.add_parser(
             name,
             help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example: {parser.prog} {example}",
+            description=textwrap.fill(f"{text[0].upper()}{text[1:]}.", HELP_COLUMNS),
+            epilog=f"example: {parser.prog} {example}",  # one line, to be copied
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == "completion":
             command.add_argument("shell", choices=completion.SHELLS)
@@ -160,7 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_fail_below(by_name["report"])
     by_name["fault"].add_argument("fault", metavar="FAULT", help="one of those below, in quotes")
     by_name["fault"].epilog += FAULTS
-    by_name["fault"].formatter_class = argparse.RawDescriptionHelpFormatter
     add = by_name["interrupt"].add_argument
     add("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
     add("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")

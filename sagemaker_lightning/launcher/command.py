@@ -50,11 +50,13 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import (
     account_checks,
     aws,
@@ -74,6 +76,8 @@ from sagemaker_lightning.launcher.services import Request
 
 # Flags that the command line or the file of defaults must have.
 NEEDED = ("image", "role", "output")
+# The width of what --help says of a command.
+HELP_COLUMNS = 78
 SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -346,6 +350,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     for name, texts in listed.items():
         setattr(args, name, defaults.over(name, texts, getattr(args, name)))
     if missing := [f"--{name}" for name in NEEDED if getattr(args, name) is None]:
+        if alone := [word for word in args.hyperparameters if "=" not in word]:
+            flag_parser.error(
+                f"found {plain(alone[0])!r}, expected KEY=VALUE, or one of the commands "
+                f"{', '.join(COMMANDS)} as the first word"
+            )
         flag_parser.error(f"the following arguments are required: {', '.join(missing)}")
     return args
 
@@ -357,7 +366,7 @@ COMMANDS = {
     "resume": "continue from the checkpoints of a job that was stopped or failed, or whose time "
     "was over: the same request and checkpoints, under a new name",
     "follow": "print what happens to a job until it ends, as after its start",
-    "cost": "print what a job has cost, or costs so far, at your prices",
+    "cost": "print what a job has cost, or costs so far",
     "completion": "print the script by which a shell completes commands and flags",
 }
 EXAMPLES = {
@@ -390,8 +399,9 @@ def add_commands(all_commands: argparse.ArgumentParser) -> None:
             name,
             help=text,
             allow_abbrev=False,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example: {program} {EXAMPLES[name]}",
+            description=textwrap.fill(f"{text[0].upper()}{text[1:]}.", HELP_COLUMNS),
+            epilog=f"example: {program} {EXAMPLES[name]}",  # one line, to be copied
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         add = command.add_argument
         if name == "list":

@@ -212,12 +212,13 @@ def test_a_limit_of_the_goodput_is_for_one_job(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["list", "logs", "stop", "report", "rerun", "resume", "compare", "interrupt", "fault", "exec"],
+    ["list", "logs", "stop", "report", "rerun", "resume", "compare", "interrupt", "fault", "exec"]
+    + ["completion"],
 )
-def test_the_help_of_a_command_has_an_example(name):
+def test_the_help_of_a_command_has_an_example_of_one_line(name):
     command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", name, "--help"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    assert f"example: python -m sagemaker_rehearsal {name}" in " ".join(printed.split())
+    assert re.search(rf"\n\nexample: python -m sagemaker_rehearsal {name}.*\n(\n|$)", printed)
 
 
 def test_without_a_rehearsal_one_line_says_so(tmp_path):
