@@ -30,9 +30,9 @@ try:
     from botocore.credentials import Credentials
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from sagemaker_lightning.contract.errors import printable
+    from sagemaker_lightning.contract.errors import plain, printable
     from sagemaker_lightning.launcher import aws, completion, jobs
-    from sagemaker_lightning.launcher.command import HELP_COLUMNS, add_limits, positive
+    from sagemaker_lightning.launcher.command import HELP_COLUMNS, Parser, add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import gate
     from sagemaker_rehearsal.aws import clients
@@ -99,7 +99,7 @@ COMMANDS = {
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagemaker_rehearsal",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -174,10 +174,14 @@ def main() -> None:
     # Neither a path nor a job's text has to have the terminal's letters.
     if sys.stdout:
         sys.stdout.reconfigure(errors="backslashreplace")
-    known_words = {"serve", *COMMANDS, "-h", "--help"}
-    args = _parser().parse_args(
-        sys.argv[1:] if known_words & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]]
-    )
+    parser = _parser()
+    words = sys.argv[1:]
+    if not {"serve", *COMMANDS, "-h", "--help"} & set(words[:1]):
+        if words and not words[0].startswith("-"):
+            commands = ", ".join(COMMANDS)
+            parser.error(f"found {plain(words[0])!r}, expected a flag, or a command: {commands}")
+        words = ["serve", *words]
+    args = parser.parse_args(words)
     own = {
         "completion": _complete,
         "serve": _serve,

@@ -1,5 +1,6 @@
 """Runs a rehearsal until Ctrl-C: engine, endpoint, live view, reports."""
 
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
     has found other bits.
     """
     request = single_job.read(settings.run) if settings.run else None
+    _check_folder(settings.folder)
     owner = Owner()
     engine = None
     try:
@@ -52,6 +54,18 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         raise ValueError(failed)
     if request and (settings.compare or settings.fail_below is not None):
         _check_end(settings, goodput_data.read(settings.folder, request["TrainingJobName"]))
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder of reports; ValueError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--folder: found {folder}, where reports cannot be written: {error.strerror}"
+        ) from error
 
 
 def _check_end(settings: Settings, data: dict) -> None:
@@ -136,7 +150,8 @@ def _serve_endpoint(
                 ended.wait()
             service.wait_for_comparisons(ended)
             service.close(hurry)
-    if request:
+    # A request that was refused has no job.
+    if request and service.jobs:
         print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)
     return failed
 

@@ -19,6 +19,7 @@ from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.faults.schedule import Rule, parse
 
 PORT = 4571
+INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9-]+")
 ABOVE_0 = ("sync_every", "hang_after")
 
 
@@ -314,6 +315,11 @@ def from_flags(args: argparse.Namespace) -> Settings:
             "--fail-below: found without --run, which it is for; of a job of a served rehearsal, "
             "the command report has it"
         )
+    for name in args.no_capacity:
+        if not INSTANCE_TYPE.fullmatch(name):
+            raise ValueError(
+                f"--no-capacity: found {name!r}, expected a type of instances, e.g. ml.g5.xlarge"
+            )
     allow = args.allow or [Path.cwd()]
     for folder in allow:
         if not folder.is_dir():

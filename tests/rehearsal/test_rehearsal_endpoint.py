@@ -236,6 +236,19 @@ def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
             client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()
 
 
+def test_a_folder_of_reports_that_is_gone_is_one_line_for_the_client(tmp_path):
+    with Endpoint(tmp_path) as server:
+        server.folder.rmdir()
+        server.folder.write_text("")
+        with pytest.raises(
+            ClientError, match="InternalFailure.*the rehearsal failed: .*File exist"
+        ):
+            server.create("image")
+        assert "Traceback" not in server.output
+        server.folder.unlink()
+        assert server.wait_until_ended(server.create("image", Environment={"LEAVE": "1"}))
+
+
 def test_two_rehearsals_at_once_do_not_meet_in_the_folder_of_reports(endpoint, tmp_path):
     reports = endpoint.folder
     name, _ = start_job(endpoint)

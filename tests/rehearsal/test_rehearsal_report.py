@@ -390,6 +390,11 @@ def test_an_attempt_without_a_checkpoint_began_anew():
     assert describe_resume(record, 1) == "the beginning: the job has no CheckpointConfig"
     record.request["CheckpointConfig"] = {"S3Uri": "s3://bucket/ck"}
     assert describe_resume(record, 1) == "the beginning: S3 had no checkpoint"
+    for instance in record.attempts[1].instances:
+        instance.training, begun = None, instance.training
+    assert describe_resume(record, 1) == ""  # its data are still on their way
+    for instance in record.attempts[1].instances:
+        instance.training = begun
     # An attempt that ended before it had one does not hide that of the attempt before.
     record.attempts[0].instances[0].saved = Saved(4, {"a": LATE})
     record.attempts.append(attempt(3, 200, 260, []))
