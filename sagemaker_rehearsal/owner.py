@@ -1,4 +1,4 @@
-"""What a rehearsal creates on this machine; the next one ends what it has left."""
+"""What a rehearsal creates on this machine; its guard or the next one ends what it has left."""
 
 import contextlib
 import json
@@ -90,9 +90,7 @@ class Owner:
             if alive(folder):
                 continue
             was_there = folder.exists()
-            count = containers.remove_all(client, str(folder)) if client else 0
-            count += end_processes(folder / "processes") + bridge.remove(folder.name)
-            empty(folder, client)
+            count = end(folder, client)
             # A person's own container may have the label of a rehearsal that is gone.
             if count or was_there:
                 lines.append(
@@ -160,6 +158,18 @@ def started(number: int) -> str:
     """Return a process's start time in the kernel's ticks; "" if it does not exist."""
     fields = process_stat(number)
     return fields[START_TIME] if fields else ""
+
+
+def end(folder: Path, client) -> int:
+    """End what the rehearsal of a folder has left, and remove the folder; return how many.
+
+    Its guard and the next rehearsals may want to, all at the same time.
+    """
+    with locked(folder.parent) if folder.parent.exists() else contextlib.nullcontext():
+        count = containers.remove_all(client, str(folder)) if client else 0
+        count += end_processes(folder / "processes") + bridge.remove(folder.name)
+        empty(folder, client)
+    return count
 
 
 def end_processes(listed: Path) -> int:
