@@ -505,14 +505,16 @@ def main() -> None:
         request_validation.validate(request)
         check_waits(request, args)
         site = sites.of_region(region, args.profile)
-        for line in costs.describe(args, request, site):
-            print(line, file=sys.stderr)
+        cost = costs.describe(args, request, site)
         notes = hyperparameter_check.check(request, args.check_hyperparameters)
         notes += account_checks.check(request, region, dry_run=args.dry_run)
         for note in notes:
             print(f"not checked: {note}", file=sys.stderr)
         for line in job_request.open_secrets(request):
             print(f"--env: {line}", file=sys.stderr)
+        # After the checks: a mistake takes one line.
+        for line in cost:
+            print(line, file=sys.stderr)
         if args.drill:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}

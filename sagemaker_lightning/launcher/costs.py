@@ -236,6 +236,11 @@ def describe(args: argparse.Namespace, request: Request, site: Site) -> list[str
                     "--budget), before its end"
                 )
         rows.append(("on spot", hour.spot, spot.seconds))
+    elif args.spot:
+        notes.append(
+            "no line for spot: SageMaker does not publish its prices; --spot-price says what you "
+            "have paid"
+        )
     table = [f"{'':12}{'per hour':>10}{'hours':>10}{f'cost {hour.currency}'.rstrip():>12}"]
     table += [
         f"{name:12}{per_hour:>10.2f}{_hours(each):>10}{_cost(per_hour * each / HOUR):>12}"

@@ -279,9 +279,10 @@ def test_following_a_job_to_its_end(aws, launch):
         "saved by spot",
         "model: s3://my-bucket/jobs/job-1/output/model.tar.gz",
     ]
-    assert completed.stderr.splitlines() == [
-        "not checked: the hyperparameters, as --check-hyperparameters=no says"
-    ]
+    said = completed.stderr.splitlines()
+    assert said[0] == "not checked: the hyperparameters, as --check-hyperparameters=no says"
+    assert said[1].split() == ["per", "hour", "hours", "cost", "USD"]
+    assert said[-1].startswith("no line for spot: ")
 
 
 def test_the_logs_of_64_hosts_are_all_shown_once_within_the_quota(aws, monkeypatch, capsys):
@@ -401,7 +402,7 @@ def test_commands_for_a_job_that_is_there(aws, launch):
     assert cost.returncode == 0, cost.stderr
     assert cost.stdout.startswith("spot-1: Completed, "), cost.stdout
     for words, says in (
-        (("cost", "spot-1"), "--price, --prices: found neither; "),
+        (("cost", "spot-1", "--prices=none"), "--prices: none cannot be read: "),
         (("stop", "spot-1"), "JOB: found spot-1, which is Completed; expected a job that runs"),
         (("resume", "spot-1"), "JOB: found spot-1, which is Completed; there is nothing to resume"),
         (("follow", "none"), "JOB: found none, expected a training job in us-east-1; "),
@@ -472,6 +473,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     )
     assert request_of(completed)["HyperParameters"] == {"anything": "1"}
     assert re.fullmatch(
-        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n",
-        completed.stderr,
+        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*",
+        completed.stderr.splitlines()[0],
     )
+    assert completed.stderr.count("not checked: ") == 1
