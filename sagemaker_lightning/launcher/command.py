@@ -36,10 +36,10 @@ only if all these runs end alike. A job with channels needs --drill-data=NAME=FO
 Before the job costs anything, the launcher checks the request against SageMaker's service model,
 the flags against each other, the hyperparameters against the application's own parser, and that the
 input data, the buckets and the image exist in the job's region. It prints a line for each thing
-that it cannot check. With --price, it prints what the job will cost; --budget ends the job before
-it costs more. Then it prints the job's status changes and log lines, and at the end the duration,
-the billable seconds and what spot saved, or why the job failed. Ctrl-C stops following, not the
-job.
+that it cannot check. It prints what the job will cost if it knows a price; --budget ends the job
+before it costs more. Then it prints the job's status changes and log lines, and at the end the
+duration, the billable seconds and what spot saved, or why the job failed. Ctrl-C stops following,
+not the job.
 
 Exit status: 0 if the job completed, 1 if it did not or if something is wrong, 2 for a mistake in
 the flags, 130 after Ctrl-C. Needs boto3 (`make env` installs it into .venv), and AWS credentials to
