@@ -216,7 +216,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--prices",
         metavar="FILE",
         help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
-        "--price",
+        "--price (default: a list of the package's, whose date is noted)",
     )
     prices_flag.complete = completion.FILES
     add_fail_below(report, "of --run: ")

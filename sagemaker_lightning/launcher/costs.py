@@ -397,7 +397,8 @@ def add_prices(add: Callable[..., argparse.Action]) -> None:
         "--prices",
         metavar="FILE",
         help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
-        "--price, which comes before it",
+        "--price, which comes before it (default: a list of the package's, which is printed with "
+        "its date)",
     )
 
 
