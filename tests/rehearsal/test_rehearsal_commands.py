@@ -160,7 +160,7 @@ def test_a_job_that_is_not_there(endpoint):
         )
 
 
-def rehearse(folder, *flags: str, **fields: str) -> subprocess.CompletedProcess:
+def rehearse(folder, *flags: str, **fields: object) -> subprocess.CompletedProcess:
     """Rehearse one job from a file, whose host ends at once, and return how that ended."""
     request = {
         "TrainingJobName": "one",
@@ -259,8 +259,9 @@ def test_a_port_that_is_taken_takes_one_line(endpoint, tmp_path):
     )
 
 
-def test_a_job_that_is_refused_has_no_report(tmp_path):
-    completed = rehearse(tmp_path, TrainingJobName="no blanks")
+@pytest.mark.parametrize("fields", [{"TrainingJobName": "no blanks"}, {"RoleArn": 1, "Tags": 2}])
+def test_a_job_that_is_refused_has_no_report(tmp_path, fields):
+    completed = rehearse(tmp_path, **fields)
     assert completed.returncode == 1 and "report: " not in completed.stdout
     assert completed.stderr.startswith("error: --run: ") and completed.stderr.count("\n") == 1
 
