@@ -30,9 +30,10 @@ try:
     from botocore.credentials import Credentials
     from botocore.exceptions import BotoCoreError, ClientError
 
+    from sagemaker_lightning.contract.command_line import Parser
     from sagemaker_lightning.contract.errors import plain, printable
     from sagemaker_lightning.launcher import aws, completion, jobs
-    from sagemaker_lightning.launcher.command import HELP_COLUMNS, Parser, add_limits, positive
+    from sagemaker_lightning.launcher.command import HELP_COLUMNS, add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import gate
     from sagemaker_rehearsal.aws import clients

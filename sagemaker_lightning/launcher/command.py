@@ -56,6 +56,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sagemaker_lightning.contract.command_line import Parser
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import (
     account_checks,
@@ -79,14 +80,6 @@ NEEDED = ("image", "role", "output")
 # The width of what --help says of a command.
 HELP_COLUMNS = 78
 SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that reports a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error line, without the usage, and exit with status 2."""
-        self.exit(2, f"error: {message}; --help lists all flags\n")
 
 
 class LaunchParser(Parser):
