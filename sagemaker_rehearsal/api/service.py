@@ -212,7 +212,7 @@ class Service:
             made = self.tunings[arn] = tuning.Tuning(copy.deepcopy(request), create)
         try:
             made.begin()
-        except Refused:
+        except (Refused, OSError):
             del self.tunings[arn]
             raise
         self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
