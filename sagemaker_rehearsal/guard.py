@@ -1,7 +1,8 @@
 """A process beside a rehearsal: ends what it leaves if it is killed.
 
 python -m sagemaker_rehearsal.guard FOLDER      waits for the end of its standard input, which is
-                                                the rehearsal's end, however it ends
+                                                the rehearsal's end; what has been written there
+                                                says that nothing is left
 """
 
 import contextlib
@@ -10,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+DONE = b"done"
+
 
 @contextlib.contextmanager
 def watched(folder: Path) -> Iterator[None]:
-    """Have another process end what is left of a rehearsal that does not leave the block.
+    """Have another process end what is left of a rehearsal that never leaves the block.
 
     Args:
-        folder: The rehearsal's (owner.py), which it removes when it ends by itself.
+        folder: The rehearsal's (owner.py). What the rehearsal makes, it removes within the block.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(folder)],
@@ -29,14 +32,13 @@ def watched(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        process.communicate()
+        process.communicate(DONE)
 
 
 def main() -> None:
     """Wait for the end of the rehearsal, and end what it has left."""
     folder = Path(sys.argv[1])
-    sys.stdin.buffer.read()
-    if not folder.exists():
+    if sys.stdin.buffer.read():
         return
     # Only now: a process that waits is to be small.
     import docker

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -314,7 +315,7 @@ def test_what_needs_containers_is_refused(rehearsal, fields, refused):
         rehearsal.create("none", **fields)
 
 
-@pytest.mark.parametrize("ended_by", ["its guard", "the next one"])
+@pytest.mark.parametrize("ended_by", ["its guard", "its guard without a folder", "the next one"])
 def test_a_killed_rehearsal_leaves_nothing(rehearsal, tmp_path, ended_by):
     killed = Rehearsal(tmp_path, "--engine=processes")
     killed.start()
@@ -323,11 +324,13 @@ def test_a_killed_rehearsal_leaves_nothing(rehearsal, tmp_path, ended_by):
     killed.wait_for_line(killed.create("none", hosts=2, TrainingJobName="lock"), "", "algo-2")
     (owner,) = [path.parent.name for path in killed.cache.glob("*/*/lock")]
     assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
+    if ended_by == "its guard without a folder":
+        shutil.rmtree(killed.cache)
     killed.kill(guard=ended_by == "the next one")
     # Its hosts end with it (test_rehearsal_job.py), but not its networks. The command lines of its
     # jobs and of its guard have its folders in them.
     find_processes = ["pgrep", "--full", str(killed.cache)]
-    if ended_by == "its guard":
+    if ended_by.startswith("its guard"):
         deadline = time.monotonic() + HANG_SECONDS
         while subprocess.run(find_processes, capture_output=True).stdout:
             assert time.monotonic() < deadline
