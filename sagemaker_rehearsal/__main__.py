@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import threading
 import urllib.error
 import urllib.request
@@ -29,9 +30,10 @@ try:
     from botocore.credentials import Credentials
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from sagemaker_lightning.contract.errors import printable
+    from sagemaker_lightning.contract.command_line import Parser
+    from sagemaker_lightning.contract.errors import plain, printable
     from sagemaker_lightning.launcher import aws, completion, jobs
-    from sagemaker_lightning.launcher.command import add_limits, positive
+    from sagemaker_lightning.launcher.command import HELP_COLUMNS, add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import gate
     from sagemaker_rehearsal.aws import clients
@@ -98,7 +100,7 @@ COMMANDS = {
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagemaker_rehearsal",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -120,8 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         command = by_name[name] = commands.add_parser(
             name,
             help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example: {parser.prog} {example}",
+            description=textwrap.fill(f"{text[0].upper()}{text[1:]}.", HELP_COLUMNS),
+            epilog=f"example: {parser.prog} {example}",  # one line, to be copied
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == "completion":
             command.add_argument("shell", choices=completion.SHELLS)
@@ -160,7 +163,6 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_fail_below(by_name["report"])
     by_name["fault"].add_argument("fault", metavar="FAULT", help="one of those below, in quotes")
     by_name["fault"].epilog += FAULTS
-    by_name["fault"].formatter_class = argparse.RawDescriptionHelpFormatter
     add = by_name["interrupt"].add_argument
     add("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
     add("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
@@ -173,10 +175,14 @@ def main() -> None:
     # Neither a path nor a job's text has to have the terminal's letters.
     if sys.stdout:
         sys.stdout.reconfigure(errors="backslashreplace")
-    known_words = {"serve", *COMMANDS, "-h", "--help"}
-    args = _parser().parse_args(
-        sys.argv[1:] if known_words & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]]
-    )
+    parser = _parser()
+    words = sys.argv[1:]
+    if not {"serve", *COMMANDS, "-h", "--help"} & set(words[:1]):
+        if words and not words[0].startswith("-"):
+            commands = ", ".join(COMMANDS)
+            parser.error(f"found {plain(words[0])!r}, expected a flag, or a command: {commands}")
+        words = ["serve", *words]
+    args = parser.parse_args(words)
     own = {
         "completion": _complete,
         "serve": _serve,

@@ -1,7 +1,6 @@
-"""What a rehearsal creates on this machine; the next one ends what it has left."""
+"""What a rehearsal creates on this machine; its guard or the next one ends what it has left."""
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -9,13 +8,13 @@ import shutil
 import signal
 import stat
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sagemaker_lightning.contract.process_stat import START_TIME, process_stat
 from sagemaker_rehearsal.aws.access_keys import Key
 from sagemaker_rehearsal.engines import bridge, containers
+from sagemaker_rehearsal.locks import alive, hold, locked
 
 MAX_IMAGES = 5
 """Images of which one, at most, is tried for what only root can remove."""
@@ -49,8 +48,7 @@ class Owner:
         # Another rehearsal takes a folder whose lock is not held for a killed one's.
         with locked(self.root):
             self.folder.mkdir(mode=0o700)
-            self.lock = (self.folder / "lock").open("w")
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            self.lock = hold(self.folder)
         self.jobs.mkdir()
 
     @property
@@ -92,9 +90,7 @@ class Owner:
             if alive(folder):
                 continue
             was_there = folder.exists()
-            count = containers.remove_all(client, str(folder)) if client else 0
-            count += end_processes(folder / "processes") + bridge.remove(folder.name)
-            empty(folder, client)
+            count = end(folder, client)
             # A person's own container may have the label of a rehearsal that is gone.
             if count or was_there:
                 lines.append(
@@ -141,17 +137,6 @@ def _kept(endpoint: str) -> dict:
     )
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder while the block runs."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def is_owner_folder(folder: Path) -> bool:
     """Return whether a path is that of an owner's folder, which may be gone.
 
@@ -169,23 +154,22 @@ def is_owner_folder(folder: Path) -> bool:
         return False
 
 
-def alive(folder: Path) -> bool:
-    """Return whether the rehearsal of a folder still runs."""
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    # BlockingIOError: it runs. PermissionError: it is another user's.
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
-
-
 def started(number: int) -> str:
     """Return a process's start time in the kernel's ticks; "" if it does not exist."""
     fields = process_stat(number)
     return fields[START_TIME] if fields else ""
+
+
+def end(folder: Path, client) -> int:
+    """End what the rehearsal of a folder has left, and remove the folder; return how many.
+
+    Its guard and the next rehearsals may want to, all at the same time.
+    """
+    with locked(folder.parent) if folder.parent.exists() else contextlib.nullcontext():
+        count = containers.remove_all(client, str(folder)) if client else 0
+        count += end_processes(folder / "processes") + bridge.remove(folder.name)
+        empty(folder, client)
+    return count
 
 
 def end_processes(listed: Path) -> int:

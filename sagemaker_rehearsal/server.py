@@ -169,7 +169,11 @@ class Endpoint:
                 content = json.loads(request.get_data() or b"{}")
             except (ValueError, RecursionError):
                 raise Refused("SerializationException", "the request's body is not JSON") from None
-            return answered(self.service.answer(operation, content, region))
+            try:
+                return answered(self.service.answer(operation, content, region))
+            # The client gets one line, as of every other service here.
+            except OSError as error:
+                raise Refused("InternalFailure", f"the rehearsal failed: {error}") from error
         except Refused as refused:
             return answered(
                 {"__type": refused.code, "message": str(refused), "Message": str(refused)},

@@ -1,5 +1,6 @@
 """Runs a rehearsal until Ctrl-C: engine, endpoint, live view, reports."""
 
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from docker.errors import DockerException
 
 from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
 from sagemaker_lightning.contract.errors import plain
-from sagemaker_rehearsal import server, single_job
+from sagemaker_rehearsal import guard, server, single_job
 from sagemaker_rehearsal.api import sockets
 from sagemaker_rehearsal.api.account import Account
 from sagemaker_rehearsal.api.service import ACCOUNT, Service
@@ -38,20 +39,34 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
     has found other bits.
     """
     request = single_job.read(settings.run) if settings.run else None
+    _check_folder(settings.folder)
     owner = Owner()
     engine = None
-    try:
-        engine = choose(settings, owner)
-        client = getattr(engine, "client", None)
-        for line in owner.end_orphans(client):
-            print(line, flush=True)
-        failed = _serve_endpoint(settings, (ended, hurry), owner, engine, request)
-    finally:
-        owner.close(getattr(engine, "client", None))
+    with guard.watched(owner.folder):
+        try:
+            engine = choose(settings, owner)
+            client = getattr(engine, "client", None)
+            for line in owner.end_orphans(client):
+                print(line, flush=True)
+            failed = _serve_endpoint(settings, (ended, hurry), owner, engine, request)
+        finally:
+            owner.close(getattr(engine, "client", None))
     if failed:
         raise ValueError(failed)
     if request and (settings.compare or settings.fail_below is not None):
         _check_end(settings, goodput_data.read(settings.folder, request["TrainingJobName"]))
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder of reports; ValueError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--folder: found {folder}, where reports cannot be written: {error.strerror}"
+        ) from error
 
 
 def _check_end(settings: Settings, data: dict) -> None:
@@ -70,7 +85,7 @@ def _check_end(settings: Settings, data: dict) -> None:
 def choose(settings: Settings, owner: Owner) -> Containers | Processes:
     """Return the engine that runs the jobs: Docker's, or processes.
 
-    Prints a line if --engine=auto finds no Docker; ValueError if --engine=docker does not.
+    Prints a line if they run as processes; ValueError if --engine=docker finds no Docker.
     """
     if settings.engine != "processes":
         try:
@@ -80,7 +95,8 @@ def choose(settings: Settings, owner: Owner) -> Containers | Processes:
                 raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
     processes = Processes(job_python(), owner.folder.name, owner.note_process)
     application = "this checkout's application" if IS_CHECKOUT else "programs of their own"
-    print(f"no Docker engine: jobs run as processes, with {application}", flush=True)
+    why = "no Docker engine" if settings.engine == "auto" else f"--engine={settings.engine}"
+    print(f"{why}: jobs run as processes, with {application}", flush=True)
     return processes
 
 
@@ -136,7 +152,8 @@ def _serve_endpoint(
                 ended.wait()
             service.wait_for_comparisons(ended)
             service.close(hurry)
-    if request:
+    # A request that was refused has no job.
+    if request and service.jobs:
         print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)
     return failed
 

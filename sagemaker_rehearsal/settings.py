@@ -19,6 +19,7 @@ from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.faults.schedule import Rule, parse
 
 PORT = 4571
+INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9-]+")
 ABOVE_0 = ("sync_every", "hang_after")
 
 
@@ -69,6 +70,8 @@ class Settings:
     run: Path | None
     no_capacity: list[str]
     prices: dict[str, Price]
+    has_own_prices: bool
+    """Whether `prices` are this package's own list, for want of --prices."""
     sync: Sync
 
 
@@ -102,19 +105,21 @@ def prices_of_job(settings: Settings, types: Collection[str], is_spot: bool) -> 
 
 
 def describe_prices(settings: Settings, types: Collection[str]) -> list[str]:
-    """Return lines on the prices of --prices for a job; none where they are not used."""
-    if settings.price is not None or not settings.prices:
+    """Return lines on the prices by type for a job; none where they are not used."""
+    if settings.price is not None:
         return []
     if missing := sorted(set(types) - settings.prices.keys()):
+        if settings.has_own_prices:
+            return []
         return [f"no cost is said: --prices has no price of {', '.join(missing)}"]
     found = {name: settings.prices[name] for name in sorted(types)}
     if len({each.currency for each in found.values()}) > 1:
         listed = ", ".join(f"{name} in {each.currency}" for name, each in found.items())
         return [f"no cost is said: --prices has {listed}"]
-    return [
-        f"prices of {name}: in {each.currency}, of {each.day}, {each.source}"
-        for name, each in found.items()
+    lines = [
+        f"prices of {name}: in {each.currency}, of {each.origin}" for name, each in found.items()
     ]
+    return [*lines, prices.CAUTION] if settings.has_own_prices else lines
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -211,7 +216,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--prices",
         metavar="FILE",
         help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
-        "--price",
+        "--price (default: a list of the package's, whose date is noted)",
     )
     prices_flag.complete = completion.FILES
     add_fail_below(report, "of --run: ")
@@ -310,6 +315,11 @@ def from_flags(args: argparse.Namespace) -> Settings:
             "--fail-below: found without --run, which it is for; of a job of a served rehearsal, "
             "the command report has it"
         )
+    for name in args.no_capacity:
+        if not INSTANCE_TYPE.fullmatch(name):
+            raise ValueError(
+                f"--no-capacity: found {name!r}, expected a type of instances, e.g. ml.g5.xlarge"
+            )
     allow = args.allow or [Path.cwd()]
     for folder in allow:
         if not folder.is_dir():
@@ -332,7 +342,8 @@ def from_flags(args: argparse.Namespace) -> Settings:
         gpus=args.gpus,
         run=args.run,
         no_capacity=args.no_capacity,
-        prices=prices.read(args.prices) if args.prices else {},
+        prices=prices.read(args.prices or prices.OWN),
+        has_own_prices=not args.prices,
         sync=Sync(
             every=args.sync_every,
             lag=args.sync_lag,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from sagemaker_lightning.launcher import aws
 from sagemaker_rehearsal.aws import clients
 from sagemaker_rehearsal.aws.access_keys import Key
 from sagemaker_rehearsal.jobs.masking import Mask
@@ -66,5 +67,5 @@ def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str |
                 )
                 return None if job["TrainingJobStatus"] == Status.COMPLETED else reason
     except (ClientError, BotoCoreError, RecursionError) as error:
-        return f"--run: {error}"
+        return f"--run: {aws.explain(error)}"
     return "the job was stopped by Ctrl-C"

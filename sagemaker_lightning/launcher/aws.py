@@ -31,6 +31,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from sagemaker_lightning.contract.command_line import Parser
 from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -186,9 +187,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 
 def main() -> None:
     """Run the command that the command line names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__)

@@ -36,10 +36,10 @@ only if all these runs end alike. A job with channels needs --drill-data=NAME=FO
 Before the job costs anything, the launcher checks the request against SageMaker's service model,
 the flags against each other, the hyperparameters against the application's own parser, and that the
 input data, the buckets and the image exist in the job's region. It prints a line for each thing
-that it cannot check. With --price, it prints what the job will cost; --budget ends the job before
-it costs more. Then it prints the job's status changes and log lines, and at the end the duration,
-the billable seconds and what spot saved, or why the job failed. Ctrl-C stops following, not the
-job.
+that it cannot check. It prints what the job will cost if it knows a price; --budget ends the job
+before it costs more. Then it prints the job's status changes and log lines, and at the end the
+duration, the billable seconds and what spot saved, or why the job failed. Ctrl-C stops following,
+not the job.
 
 Exit status: 0 if the job completed, 1 if it did not or if something is wrong, 2 for a mistake in
 the flags, 130 after Ctrl-C. Needs boto3 (`make env` installs it into .venv), and AWS credentials to
@@ -50,11 +50,14 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sagemaker_lightning.contract.command_line import Parser
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import (
     account_checks,
     aws,
@@ -74,15 +77,9 @@ from sagemaker_lightning.launcher.services import Request
 
 # Flags that the command line or the file of defaults must have.
 NEEDED = ("image", "role", "output")
+# The width of what --help says of a command.
+HELP_COLUMNS = 78
 SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that reports a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error line, without the usage, and exit with status 2."""
-        self.exit(2, f"error: {message}; --help lists all flags\n")
 
 
 class LaunchParser(Parser):
@@ -346,6 +343,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     for name, texts in listed.items():
         setattr(args, name, defaults.over(name, texts, getattr(args, name)))
     if missing := [f"--{name}" for name in NEEDED if getattr(args, name) is None]:
+        if alone := [word for word in args.hyperparameters if "=" not in word]:
+            flag_parser.error(
+                f"found {plain(alone[0])!r}, expected KEY=VALUE, or one of the commands "
+                f"{', '.join(COMMANDS)} as the first word"
+            )
         flag_parser.error(f"the following arguments are required: {', '.join(missing)}")
     return args
 
@@ -357,7 +359,7 @@ COMMANDS = {
     "resume": "continue from the checkpoints of a job that was stopped or failed, or whose time "
     "was over: the same request and checkpoints, under a new name",
     "follow": "print what happens to a job until it ends, as after its start",
-    "cost": "print what a job has cost, or costs so far, at your prices",
+    "cost": "print what a job has cost, or costs so far",
     "completion": "print the script by which a shell completes commands and flags",
 }
 EXAMPLES = {
@@ -390,8 +392,9 @@ def add_commands(all_commands: argparse.ArgumentParser) -> None:
             name,
             help=text,
             allow_abbrev=False,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example: {program} {EXAMPLES[name]}",
+            description=textwrap.fill(f"{text[0].upper()}{text[1:]}.", HELP_COLUMNS),
+            epilog=f"example: {program} {EXAMPLES[name]}",  # one line, to be copied
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         add = command.add_argument
         if name == "list":
@@ -495,14 +498,16 @@ def main() -> None:
         request_validation.validate(request)
         check_waits(request, args)
         site = sites.of_region(region, args.profile)
-        for line in costs.describe(args, request, site):
-            print(line, file=sys.stderr)
+        cost = costs.describe(args, request, site)
         notes = hyperparameter_check.check(request, args.check_hyperparameters)
         notes += account_checks.check(request, region, dry_run=args.dry_run)
         for note in notes:
             print(f"not checked: {note}", file=sys.stderr)
         for line in job_request.open_secrets(request):
             print(f"--env: {line}", file=sys.stderr)
+        # After the checks: a mistake takes one line.
+        for line in cost:
+            print(line, file=sys.stderr)
         if args.drill:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}

@@ -1,7 +1,7 @@
 """What a job will cost, or has cost: hours, prices, checkpoints, and what a budget allows.
 
-Prices are what --price, --spot-price and the user's file of --prices say: this package has no list,
-and SageMaker's spot prices are not published.
+Prices are what --price, --spot-price and the user's file of --prices say; without them, those on
+demand are this package's own list, if it has the job's types.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import jobs, prices
 from sagemaker_lightning.launcher.follower import ENDED
 from sagemaker_lightning.launcher.services import InstanceGroup, Job, Request, ResourceConfig
@@ -60,11 +61,9 @@ def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for flags of the cost that need each other, or exclude each other."""
     for is_wrong, line in (
         (
-            args.price is None
-            and not args.prices
-            and (args.budget or args.expect or args.steps or args.spot_price is not None),
-            "--price: found none, but --budget, --expect, --steps and --spot-price need it; give "
-            "the price of an instance hour on demand, or a file with --prices",
+            args.budget is not None and args.price is None and not args.prices,
+            "--price: found none, but --budget needs that of your region; give the price of an "
+            "instance hour on demand, or a file with --prices",
         ),
         (
             bool(args.steps) != bool(args.like),
@@ -80,7 +79,7 @@ def check_flags(args: argparse.Namespace) -> None:
             "--interrupted-every: found without --spot; give both or neither",
         ),
         (
-            bool(args.budget) and not (args.checkpoints or args.yes),
+            args.budget is not None and not (args.checkpoints or args.yes),
             "--budget: needs --checkpoints=s3://BUCKET/PREFIX, or what is stopped is lost; --yes "
             "starts the job all the same",
         ),
@@ -112,7 +111,7 @@ def limit_run(args: argparse.Namespace, resources: ResourceConfig) -> int:
 
 def _paid_seconds(args: argparse.Namespace, resources: ResourceConfig) -> float:
     """Return the seconds of training that --budget pays for, infinite without a budget."""
-    hour = hour_of(args, resources) if args.budget else None
+    hour = hour_of(args, resources) if args.budget is not None else None
     if hour is None:
         return math.inf
     stays_on_spot = args.spot and not args.on_demand_after
@@ -121,14 +120,14 @@ def _paid_seconds(args: argparse.Namespace, resources: ResourceConfig) -> float:
 
 
 def hour_of(args: argparse.Namespace, resources: ResourceConfig) -> Hour | None:
-    """Return what an hour of a ResourceConfig costs; None without a price.
+    """Return what an hour of a ResourceConfig costs; None if nobody has said it.
 
     It is the dearest's where the job gets one of several types (InstancePreferences).
 
-    Raises ValueError if the price of a type is not known.
+    Raises ValueError if what the flags say has no price of a type.
     """
     choices = _choices(resources)
-    types = sorted({name for choice in choices for name in choice})
+    types = _types(choices)
     if args.price is not None:
         if len(types) > 1:
             raise ValueError(
@@ -139,10 +138,10 @@ def hour_of(args: argparse.Namespace, resources: ResourceConfig) -> Hour | None:
         return Hour(
             args.price * count, None if args.spot_price is None else args.spot_price * count
         )
-    if not args.prices:
-        return None
-    listed = prices.read(args.prices)
+    listed = prices.read(args.prices or prices.OWN)
     if missing := [name for name in types if name not in listed]:
+        if not args.prices:
+            return None
         raise ValueError(
             f"--prices: found no price of {', '.join(missing)} in {args.prices}; add it, or give "
             "--price"
@@ -152,17 +151,27 @@ def hour_of(args: argparse.Namespace, resources: ResourceConfig) -> Hour | None:
         key=lambda hour: hour.on_demand,
     )
     dearest = (f"of {', '.join(types)}, the dearest",) if len(choices) > 1 else ()
-    return Hour(hour.on_demand, hour.spot, hour.currency, (*dearest, *hour.notes))
+    caution = () if args.prices else (prices.CAUTION,)
+    return Hour(hour.on_demand, hour.spot, hour.currency, (*dearest, *hour.notes, *caution))
+
+
+def _types(choices: Sequence[Mapping[str, int]]) -> list[str]:
+    return sorted({name for choice in choices for name in choice})
 
 
 def _choices(resources: ResourceConfig) -> list[Mapping[str, int]]:
-    """Return what a job may run on: for each choice, how many instances of each type."""
+    """Return what a job may run on: for each choice, how many instances of each type.
+
+    A job without instances of its own has no choice.
+    """
     if preferences := resources.get("InstancePreferences"):
         count = resources.get("InstanceCount", 0)
         return [{each["InstanceType"]: each.get("InstanceCount", count)} for each in preferences]
     counts: Counter[str] = Counter()
     groups: Sequence[InstanceGroup | ResourceConfig]
     groups = resources.get("InstanceGroups") or [resources]
+    if "InstanceType" not in groups[0]:
+        return []
     for group in groups:
         counts[group["InstanceType"]] += group["InstanceCount"]
     return [counts]
@@ -184,17 +193,24 @@ def _hour_of_choice(
         if len(known) < len(spot)
         else sum(price * count for price, count in zip(known, counts, strict=True)),
         currencies[0],
-        tuple(f"{name}: prices of {price.day}, {price.source}" for name, price in used.items()),
+        tuple(f"{name}: prices of {price.origin}" for name, price in used.items()),
     )
 
 
 def describe(args: argparse.Namespace, request: Request, site: Site) -> list[str]:
-    """Return the lines to print of what a job will cost; none without a price.
+    """Return the lines to print of what a job will cost; none where nothing says it.
 
-    Raises ValueError if the job of --like says nothing of its steps.
+    Raises ValueError if a flag needs a price and there is none, or if the job of --like says
+    nothing of its steps.
     """
     hour = hour_of(args, request["ResourceConfig"])
     if hour is None:
+        if args.expect or args.steps or args.spot_price is not None:
+            raise ValueError(
+                "--price: found none, but --expect, --steps and --spot-price need it, and the "
+                f"package's list has none of {_named(request['ResourceConfig'])}; give the price "
+                "of an instance hour on demand, or a file with --prices"
+            )
         return []
     limit = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     expected = args.expect or (args.steps and args.steps / steps_per_second(site, args.like))
@@ -220,6 +236,11 @@ def describe(args: argparse.Namespace, request: Request, site: Site) -> list[str
                     "--budget), before its end"
                 )
         rows.append(("on spot", hour.spot, spot.seconds))
+    elif args.spot:
+        notes.append(
+            "no line for spot: SageMaker does not publish its prices; --spot-price says what you "
+            "have paid"
+        )
     table = [f"{'':12}{'per hour':>10}{'hours':>10}{f'cost {hour.currency}'.rstrip():>12}"]
     table += [
         f"{name:12}{per_hour:>10.2f}{_hours(each):>10}{_cost(per_hour * each / HOUR):>12}"
@@ -249,11 +270,17 @@ def describe_job(args: argparse.Namespace, job: Job, now: datetime) -> list[str]
             "InstanceType": resources["SelectedInstanceType"],
             "InstanceCount": resources["SelectedInstanceCount"],
         }
+    if not _choices(resources):
+        raise ValueError(
+            f"JOB: found {plain(job['TrainingJobName'])}, which has no instances of its own "
+            "(ServerlessJobConfig); what it costs is not said"
+        )
     hour = hour_of(args, resources)
     if hour is None:
         raise ValueError(
-            "--price, --prices: found neither; give the price of an instance hour on demand, or a "
-            "file of prices"
+            "--price, --prices: found neither, and the package's list has none of "
+            f"{_named(resources)}; give the price of an instance hour on demand, or a file of "
+            "prices"
         )
     status = job["TrainingJobStatus"]
     seconds: float = job.get("BillableTimeInSeconds", 0)
@@ -276,6 +303,10 @@ def describe_job(args: argparse.Namespace, job: Job, now: datetime) -> list[str]
         f"{job['TrainingJobName']}: {status}, {_hours(seconds + pool)} h of {hosts}, {cost}",
         *notes,
     ]
+
+
+def _named(resources: ResourceConfig) -> str:
+    return ", ".join(_types(_choices(resources)))
 
 
 def _hours(seconds: float) -> str:
@@ -360,13 +391,14 @@ def add_prices(add: Callable[..., argparse.Action]) -> None:
         "--price",
         type=amount,
         metavar="PRICE",
-        help="of an instance hour on demand, in any currency: prints what the job costs",
+        help="of an instance hour on demand, in any currency",
     )
     add(
         "--prices",
         metavar="FILE",
         help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
-        "--price, which comes before it",
+        "--price, which comes before it (default: a list of the package's, which is printed with "
+        "its date)",
     )
 
 

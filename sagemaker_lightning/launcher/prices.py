@@ -1,6 +1,6 @@
-"""Reads prices of instance hours from a user's file: this package has no list of its own.
+"""Reads prices of instance hours: from a user's file, or from the list of this package.
 
-The file is CSV with the columns of COLUMNS, or JSON, a list of objects with these keys.
+A file is CSV with the columns of COLUMNS, or JSON, a list of objects with these keys.
 """
 
 import csv
@@ -12,9 +12,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ("instance_type", "on_demand", "spot", "currency", "date", "source")
-# The one of COLUMNS that may be left out or empty.
-OPTIONAL = "spot"
+COLUMNS = ("instance_type", "on_demand", "spot", "currency", "region", "date", "source")
+# Those of COLUMNS that may be left out or empty.
+OPTIONAL = ("spot", "region")
+# Used without --prices, where it has all types of a job. SageMaker's spot prices are not published.
+OWN = str(Path(__file__).with_name("prices.csv"))
+CAUTION = "prices change, and regions differ: --prices=FILE has yours"
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Price:
         currency: The currency of both, e.g. USD.
         day: When they were so.
         source: Who says so, e.g. an address.
+        region: Where they were so; "" where it is not known.
     """
 
     on_demand: float
@@ -34,6 +38,12 @@ class Price:
     currency: str
     day: date
     source: str
+    region: str = ""
+
+    @property
+    def origin(self) -> str:
+        """When and where the price was so, and who says so."""
+        return ", ".join(filter(None, (str(self.day), self.region, self.source)))
 
 
 def read(path: str) -> dict[str, Price]:
@@ -72,10 +82,10 @@ def _price(where: str, row: Mapping[str, Any]) -> tuple[str, Price]:
     given = {name: value for name, value in row.items() if value not in ("", None)}
     if unknown := sorted(given.keys() - set(COLUMNS)):
         raise ValueError(f"{where}: found {unknown[0]!r}, expected {_listed(COLUMNS)}")
-    if missing := [name for name in COLUMNS if name not in given and name != OPTIONAL]:
+    if missing := [name for name in COLUMNS if name not in given and name not in OPTIONAL]:
         raise ValueError(f"{where}: found no {missing[0]}, expected {_listed(COLUMNS)}")
-    for name in ("instance_type", "currency", "source"):
-        if not isinstance(given[name], str):
+    for name in ("instance_type", "currency", "source", "region"):
+        if not isinstance(given.get(name, ""), str):
             raise ValueError(f"{where}: found {name} {given[name]!r}, expected text")
     try:
         day = date.fromisoformat(given["date"])
@@ -85,7 +95,12 @@ def _price(where: str, row: Mapping[str, Any]) -> tuple[str, Price]:
         ) from None
     amounts = {name: _amount(where, name, given[name]) for name in COLUMNS[1:3] if name in given}
     price = Price(
-        amounts["on_demand"], amounts.get("spot"), given["currency"], day, given["source"]
+        amounts["on_demand"],
+        amounts.get("spot"),
+        given["currency"],
+        day,
+        given["source"],
+        given.get("region", ""),
     )
     return given["instance_type"], price
 
@@ -104,4 +119,4 @@ def _amount(where: str, name: str, value: object) -> float:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"{name} (if known)" if name == OPTIONAL else name for name in names)
+    return ", ".join(f"{name} (if known)" if name in OPTIONAL else name for name in names)

@@ -26,6 +26,7 @@ try:
     import numpy as np
 
     from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
+    from sagemaker_lightning.contract.command_line import Parser
     from sagemaker_lightning.contract.errors import printable
     from sagemaker_lightning.rows.archives import Model, opened
     from sagemaker_lightning.rows.byte_progress import ByteProgress, say
@@ -242,9 +243,7 @@ def _manifest(parts: list[dict[str, Any]], plan: dict[str, Any]) -> dict[str, An
 
 def main() -> None:
     """Merge what the command line names, and print the merged files."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--output", type=Path, required=True, help="folder of the merged files")
     args = parser.parse_args()

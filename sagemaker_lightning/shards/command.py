@@ -24,6 +24,7 @@ from typing import Any
 
 try:
     from sagemaker_lightning.contract.atomic_files import atomic_write, json_text, remove_leftovers
+    from sagemaker_lightning.contract.command_line import Parser
     from sagemaker_lightning.contract.errors import UserError, printable
     from sagemaker_lightning.shards import index as indexes
     from sagemaker_lightning.shards.index import Shard
@@ -364,7 +365,7 @@ def size(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Do what the command line asks for."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sagemaker_lightning.shards",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

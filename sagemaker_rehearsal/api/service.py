@@ -99,8 +99,10 @@ class Service:
                     "Training job names must be unique within an AWS account and region, and a "
                     f"training job with this name already exists ({arn})",
                 )
+            # The folder of its reports may be another rehearsal's.
+            job = Job(record, place, settings, metrics)
             notes += warm_pools.take_over(record, self._records_of(region).values())
-            job = self.jobs[arn] = Job(record, place, settings, metrics)
+            self.jobs[arn] = job
             for note in notes:
                 job.note(note)
             self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
@@ -210,7 +212,7 @@ class Service:
             made = self.tunings[arn] = tuning.Tuning(copy.deepcopy(request), create)
         try:
             made.begin()
-        except Refused:
+        except (Refused, OSError):
             del self.tunings[arn]
             raise
         self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}

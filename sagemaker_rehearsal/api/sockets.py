@@ -110,6 +110,16 @@ class Server(ThreadedWSGIServer):
         super().__init__(*arguments, **keywords)
         self.free = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
+    def server_bind(self) -> None:
+        """Take the port; ValueError if it cannot be had. werkzeug would print that, and leave."""
+        try:
+            super().server_bind()
+        except OSError as error:
+            raise ValueError(
+                f"--port: found {self.port}, which cannot be had at {self.host} "
+                f"({error.strerror}); give another, or 0 for a free one"
+            ) from error
+
     def serve(self, application: Callable) -> None:
         """Answer by a WSGI application from now on, in a thread, until `shutdown`."""
         self.app = application

@@ -97,8 +97,9 @@ class Tuning(threading.Thread):
             if not is_stopping and len(running) < most and len(self.jobs) < len(self.values):
                 try:
                     self._start_next()
-                except Refused as refused:
-                    self.failure = str(refused)
+                # OSError: for example, there is no place left for reports.
+                except (Refused, OSError) as error:
+                    self.failure = str(error)
             else:
                 time.sleep(POLL_SECONDS)
         self.ended = time.time()

@@ -106,7 +106,7 @@ class Processes:
 
     def refuse(self, instances: int, request: dict) -> list[str]:
         """Return notes on what differs without containers; Refused if the job needs them."""
-        explanation = "No Docker engine answers, so the rehearsal runs jobs as processes"
+        explanation = "The rehearsal runs jobs as processes, without Docker"
         if instances > 1 and self.net is None:
             raise invalid(
                 f"{explanation}: found {instances} instances, expected 1: more than one needs "
@@ -126,7 +126,7 @@ class Processes:
                 "sagemaker_submit_directory"
             )
         program = "the application of this checkout" if IS_CHECKOUT else "the job's own program"
-        notes = [f"no Docker engine: {program} runs, not {algorithm['TrainingImage']}"]
+        notes = [f"jobs run as processes: {program} runs, not {algorithm['TrainingImage']}"]
         return notes + (
             ["the hosts reach each other and this endpoint, nothing else"] if instances > 1 else []
         )

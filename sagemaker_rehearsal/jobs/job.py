@@ -23,7 +23,7 @@ from sagemaker_rehearsal.faults.schedule import Due, Rule, Schedule, named
 from sagemaker_rehearsal.jobs import artifacts, folders, layout, record, warm_pools
 from sagemaker_rehearsal.jobs.attempt import Attempt, Ended, Outcome
 from sagemaker_rehearsal.jobs.channels import JobFailed
-from sagemaker_rehearsal.jobs.logs import Logs, set_aside
+from sagemaker_rehearsal.jobs.logs import Logs, make_folder
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Interruption, Record, Secondary, Status
 from sagemaker_rehearsal.settings import Settings
@@ -102,7 +102,7 @@ class Job(threading.Thread):
         self.hosts = layout.hosts(record.request)
         self.folder = settings.folder / record.name
         self.work = place.work / record.name
-        set_aside(self.folder)
+        make_folder(self.folder, place.work.parent)
         self.logs = Logs(place.clients("logs"), record.name, self.folder / "logs")
         self.schedule = Schedule(
             self._rules_for_hosts(), [host.name for host in self.hosts], str(settings.seed)

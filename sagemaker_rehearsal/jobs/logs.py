@@ -1,5 +1,6 @@
 """A job's log lines: written to files and CloudWatch Logs, and read for progress."""
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -9,7 +10,9 @@ from pathlib import Path
 
 from botocore.exceptions import ClientError
 
+from sagemaker_rehearsal.aws.errors import Refused
 from sagemaker_rehearsal.jobs import record
+from sagemaker_rehearsal.locks import alive, locked
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 # Limits of AWS's PutLogEvents: bytes of one event, and of a request's events; each event counts
@@ -21,6 +24,8 @@ MAX_BATCH_EVENTS = 500
 # How many last lines of each host the live view shows, and how many last characters of each.
 SHOWN_LINES = 50
 SHOWN_CHARACTERS = 2000
+# The file in a job's folder of reports that says which rehearsal writes there.
+OWNER = ".rehearsal"
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -55,18 +60,38 @@ def batches(events: Iterable[dict]) -> Iterator[list[dict]]:
         yield batch
 
 
-def set_aside(folder: Path) -> None:
-    """Rename the folder of an earlier job of the same name to NAME.1, NAME.2, ...
+def make_folder(folder: Path, owner: Path) -> None:
+    """Make the folder of a job's reports.
 
-    No job's name has a full stop, so the new name is free.
+    That of an earlier job of the same name is renamed to NAME.1, NAME.2, ... No job's name has a
+    full stop, so the new name is free.
+
+    Args:
+        folder: The folder.
+        owner: The folder that the job's rehearsal has for its jobs (owner.py).
+
+    Raises Refused if it is that of another rehearsal, which still runs and writes there.
     """
-    if folder.exists():
-        number = next(
-            number
-            for number in count(1)
-            if not folder.with_name(f"{folder.name}.{number}").exists()
-        )
-        folder.rename(folder.with_name(f"{folder.name}.{number}"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent):
+        if folder.exists():
+            # Without a file, nobody writes there any more.
+            with contextlib.suppress(OSError, ValueError):
+                other = Path((folder / OWNER).read_text())
+                if other != owner and alive(other):
+                    raise Refused(
+                        "ResourceInUse",
+                        f"Another rehearsal that runs has its reports of a job of this name in "
+                        f"{folder}; give the job another name, or the rehearsal another --folder",
+                    )
+            number = next(
+                number
+                for number in count(1)
+                if not folder.with_name(f"{folder.name}.{number}").exists()
+            )
+            folder.rename(folder.with_name(f"{folder.name}.{number}"))
+        folder.mkdir()
+        (folder / OWNER).write_text(str(owner))
 
 
 class Logs:

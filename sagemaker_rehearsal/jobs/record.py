@@ -51,10 +51,11 @@ SKIPPED = re.compile(r"\bwarning: (checkpoint [^\n]{1,500}; it is skipped)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 # A start of the program in the same container after a fault, and what it has cost.
 RESTARTS = re.compile(
-    r"\brestart \d{1,6} in this container \(at most \d{1,6} an hour\)(?:, (after step \d{1,15}))?:"
+    r"\brestart (\d{1,6}) in this container \(at most \d{1,6} an hour\)"
+    r"(?:, (after step \d{1,15}))?:"
 )
 RESTARTED = re.compile(
-    r"\brestart \d{1,6}: (on from step \d{1,15} within \d{1,9}\.\d s(?:, \d{1,15} steps lost)?)"
+    r"\brestart (\d{1,6}): (on from step (\d{1,15}) within \d{1,9}\.\d s(?:, \d{1,15} steps lost)?)"
 )
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
 # A program may print anything: names have 100 characters at most, and a line has 100 pairs.
@@ -163,6 +164,19 @@ class Instance:
 
 
 @dataclass
+class Restart:
+    """A start of the program in the same containers, as the log says it."""
+
+    # From 1, as in the log. Each host says it.
+    number: int
+    # What the log says of it.
+    words: str
+    # The step that it continued from, and when the log had that; None until then.
+    step: int | None = None
+    time: float | None = None
+
+
+@dataclass
 class Attempt:
     """The time from a start of the instances to their end.
 
@@ -181,8 +195,8 @@ class Attempt:
     skipped: list[str] = field(default_factory=list)
     # What the log says about whether the run resumed exactly.
     proved: str = ""
-    # What the log says of each restart of the program in its container.
-    restarts: list[str] = field(default_factory=list)
+    # The restarts of the program in its containers.
+    restarts: list[Restart] = field(default_factory=list)
 
     @property
     def step(self) -> int | None:
@@ -191,10 +205,16 @@ class Attempt:
 
     def note_resume(self, line: str) -> None:
         """Note what a log line says of the run's resume, if it says anything."""
-        if (begun := RESTARTS.search(line)) and len(self.restarts) < MAX_RESTARTS:
-            self.restarts.append(begun[1] or "before the first step")
-        if (restarted := RESTARTED.search(line)) and self.restarts:
-            self.restarts[-1] = f"{self.restarts[-1].partition(',')[0]}, {restarted[1]}"
+        known = {each.number: each for each in self.restarts}
+        begun = RESTARTS.search(line)
+        if begun and int(begun[1]) not in known and len(known) < MAX_RESTARTS:
+            words = begun[2] or "before the first step"
+            self.restarts.append(Restart(int(begun[1]), words))
+        on = RESTARTED.search(line)
+        if on and (restart := known.get(int(on[1]))) and restart.step is None:
+            restart.words += f", {on[2]}"
+            restart.step = int(on[3])
+            restart.time = time.time()
         # A restart in the container resumes, too: where the instances continued is said before.
         if not self.restarts and (resumed := RESUMED.search(line)):
             self.resumed = int(resumed[1])

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sagemaker_rehearsal.jobs.record import ENDED, Attempt, Instance, Record, Status
+from sagemaker_rehearsal.jobs.record import (
+    ENDED,
+    Attempt,
+    Instance,
+    Point,
+    Record,
+    Restart,
+    Status,
+)
 
 PHASES = ("start-up", "kept", "lost", "ending")
 Rate = float | Mapping[str, float]
@@ -23,8 +31,9 @@ class Row:
     """One attempt. Its phases, in instance seconds, add up to the billed time.
 
     start-up: until training began; in an attempt without a progress line, everything. kept: until
-    the attempt reached `kept_step`. lost: until its last line. ending: the rest, which includes the
-    time to notice an interruption.
+    the attempt reached `kept_step`. lost: until its last line, and what restarts in the containers
+    have cost before `kept_step`. ending: the rest, which includes the time to notice an
+    interruption.
     """
 
     number: int
@@ -38,6 +47,10 @@ class Row:
     bounds: tuple[float, float, float] | None
     # By PHASES.
     seconds: dict[str, float]
+    # The steps that were done without a restart: before the first one, and the last.
+    spans: tuple[tuple[int, int], ...] = ()
+    # When a restart has cost what was done after a step, and when that step was reached again.
+    gaps: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,10 +133,8 @@ def measure(
         instance_seconds=billed,
         kept_seconds=kept,
         steps=worked[-1].last_step if worked else None,
-        steps_redone=_overlap([(row.first_step, row.last_step) for row in worked]),
-        steps_lost=sum(
-            max(0, row.last_step - max(row.first_step, row.kept_step)) for row in worked
-        ),
+        steps_redone=_overlap([span for row in worked for span in row.spans]),
+        steps_lost=_lost([span for row in rows for span in row.spans]),
         rows=rows,
         cost=None if price is None else _compute_cost(record, rows, now, price, spot_price),
     )
@@ -157,12 +168,19 @@ def phases(row: Row, instance: Instance, now: float) -> list[tuple[str, float, f
     end = max(instance.started, now if instance.released is None else instance.released)
     if not row.bounds:
         return [("start-up", instance.started, end)]
-    marks = [instance.started, *(min(max(mark, instance.started), end) for mark in row.bounds), end]
-    return [
-        (name, *span)
-        for name, span in zip(PHASES, pairwise(marks), strict=True)
-        if span[1] > span[0]
+    begun, until, last = row.bounds
+    spans = [("start-up", instance.started, begun)]
+    kept_from = begun
+    for lost, again in row.gaps:
+        gap = max(lost, begun), min(again, until)
+        if gap[0] < gap[1]:
+            spans += [("kept", kept_from, gap[0]), ("lost", *gap)]
+            kept_from = gap[1]
+    spans += [("kept", kept_from, until), ("lost", until, last), ("ending", last, end)]
+    clipped = [
+        (name, *(min(max(mark, instance.started), end) for mark in span)) for name, *span in spans
     ]
+    return [span for span in clipped if span[2] > span[1]]
 
 
 def _first_steps(attempts: Sequence[Attempt]) -> list[int | None]:
@@ -185,17 +203,63 @@ def _make_row(attempt: Attempt, origin: int | None, later: Sequence[int], now: f
     """Return the row of an attempt, given the steps that later attempts resumed from."""
     last = max((point.step for point in attempt.points), default=None)
     kept = min(later, default=last)
-    bounds = None if last is None else _training_bounds(attempt, origin, last, kept)
     seconds = dict.fromkeys(PHASES, 0.0)
-    row = Row(attempt.number, origin, last, None if last is None else kept, bounds, seconds)
+    if last is None:
+        spans = () if origin is None else ((origin, origin),)
+        row = Row(attempt.number, origin, None, None, None, seconds, spans)
+    else:
+        climb = _climb(attempt)
+        bounds = _training_bounds(attempt, climb, origin, last, kept)
+        gaps = tuple(
+            (left.time, right.time) for left, right in pairwise(climb) if _is_gap(left, right)
+        )
+        spans = tuple(_spans(attempt, origin))
+        row = Row(attempt.number, origin, last, kept, bounds, seconds, spans, gaps)
     for instance in attempt.instances:
         for name, start, end in phases(row, instance, now):
             seconds[name] += end - start
     return row
 
 
+def _spans(attempt: Attempt, origin: int) -> list[tuple[int, int]]:
+    """Return the spans of steps that an attempt did without a restart in its containers.
+
+    Each is the step before the first one, and the last one.
+    """
+    restarts = [each for each in attempt.restarts if each.time is not None]
+    begins = [(-math.inf, origin), *((each.time, each.step) for each in restarts)]
+    ends = [*(each.time for each in restarts), math.inf]
+    spans = []
+    for (begin, first), end in zip(begins, ends, strict=True):
+        steps = [point.step for point in attempt.points if begin < point.time <= end]
+        spans.append((first, max(steps, default=first)))
+    return spans
+
+
+def _climb(attempt: Attempt) -> list[Point]:
+    """Return when an attempt reached which steps for good, in order.
+
+    Where a restart in the containers went back to a step, that step is there twice: as it was
+    reached first, and as training continued from it.
+    """
+    restarts = [each for each in attempt.restarts if each.time is not None]
+    climb: list[Point] = []
+    for point in sorted([*attempt.points, *restarts], key=lambda each: each.time):
+        if isinstance(point, Restart):
+            times = [min(_time_of_step(climb, point.step), point.time)] if climb else []
+            climb = [each for each in climb if each.step < point.step]
+            climb += [Point(time, point.step, {}) for time in (*times, point.time)]
+        elif not climb or point.step > climb[-1].step:
+            climb.append(point)
+    return climb
+
+
+def _is_gap(left: Point, right: Point) -> bool:
+    return left.step == right.step
+
+
 def _training_bounds(
-    attempt: Attempt, origin: int, last: int, kept: int
+    attempt: Attempt, climb: Sequence[Point], origin: int, last: int, kept: int
 ) -> tuple[float, float, float]:
     """Return when an attempt's training began, was last kept, and was last seen."""
     first_line = attempt.points[0].time
@@ -205,8 +269,8 @@ def _training_bounds(
         default=first_line,
     )
     ended = max((instance.ended or math.inf for instance in attempt.instances), default=last_line)
-    begun = min(max(_time_of_step(attempt, origin), started), first_line)
-    until = max(_time_of_step(attempt, kept), begun)
+    begun = min(max(_time_of_step(climb, origin), started), first_line)
+    until = max(_time_of_step(climb, kept), begun)
     # Lines after the last step belong to its validation; steps after the last line, to a
     # checkpoint.
     if kept >= last:
@@ -214,20 +278,18 @@ def _training_bounds(
     return begun, until, max(until, last_line)
 
 
-def _time_of_step(attempt: Attempt, step: int) -> float:
-    """Return the time when an attempt reached a step."""
-    climb = [attempt.points[0]]
-    for point in attempt.points:
-        if point.step > climb[-1].step:
-            climb.append(point)
+def _time_of_step(climb: Sequence[Point], step: int) -> float:
+    """Return the time when an attempt reached a step, given what `_climb` returns."""
     for left, right in pairwise(climb):
         if left.step <= step <= right.step:
-            return left.time + (right.time - left.time) * (step - left.step) / (
-                right.step - left.step
-            )
+            share = 0.0 if _is_gap(left, right) else (step - left.step) / (right.step - left.step)
+            return left.time + share * (right.time - left.time)
     first = climb[0]
     last = climb[-1]
-    pace = (last.time - first.time) / (last.step - first.step) if len(climb) > 1 else 0.0
+    trained = sum(
+        right.time - left.time for left, right in pairwise(climb) if not _is_gap(left, right)
+    )
+    pace = trained / (last.step - first.step) if last.step > first.step else 0.0
     nearest = first if step < first.step else last
     return nearest.time + (step - nearest.step) * pace
 
@@ -243,6 +305,18 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> int:
         repeated += max(0, min(last, reached) - first)
         reached = max(reached, last)
     return repeated
+
+
+def _lost(spans: Sequence[tuple[int, int]]) -> int:
+    """Return how many steps were done that nothing later continued from.
+
+    The spans are (step before the first one, last step), in the order of time.
+    """
+    lost = 0
+    for place, (first, last) in enumerate(spans, start=1):
+        kept = min((later for later, _ in spans[place:]), default=last)
+        lost += max(0, last - max(first, kept))
+    return lost
 
 
 def _compute_cost(

@@ -1,11 +1,11 @@
 """The index of a folder of reports: one HTML page that links them."""
 
 import json
-import threading
 from pathlib import Path
 from urllib.parse import quote
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
+from sagemaker_rehearsal.locks import locked
 from sagemaker_rehearsal.report import goodput_data
 from sagemaker_rehearsal.report.markup import clock, document, make_table, node, utc
 from sagemaker_rehearsal.report.page import STYLE
@@ -14,13 +14,12 @@ FILE_NAME = "index.html"
 # Jobs that are listed: the newest.
 MAX_JOBS = 500
 COLUMNS = ["job", "created", "status", "time", "goodput", "steps", "interruptions", "verdict"]
-# Jobs end at the same time, and each writes it.
-LOCK = threading.Lock()
 
 
 def write(folder: Path) -> None:
     """Write the index of the jobs whose goodput is in `folder`, those of earlier rehearsals too."""
-    with LOCK:
+    # Jobs, also those of two rehearsals, end at the same time, and each writes it.
+    with locked(folder):
         found = [(path.parent.name, data) for path, data in _read_all(folder)]
         found.sort(key=lambda each: each[1]["created"], reverse=True)
         rows = [_row(name, data) for name, data in found[:MAX_JOBS]]

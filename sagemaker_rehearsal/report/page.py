@@ -359,7 +359,11 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
                 megabytes,
                 words,
                 describe_resume(record, place) or "–",
-                *(["; ".join(attempt.restarts) or "–"] if has_restarts else []),
+                *(
+                    ["; ".join(each.words for each in attempt.restarts) or "–"]
+                    if has_restarts
+                    else []
+                ),
                 *([attempt.proved] if has_proof else []),
             ]
         )

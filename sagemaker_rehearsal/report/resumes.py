@@ -6,13 +6,16 @@ from sagemaker_rehearsal.jobs.record import Attempt, Record
 def describe_resume(record: Record, place: int) -> str:
     """Return from where an attempt continued, and why not from the newest checkpoint.
 
-    It is "" for a first attempt that had no checkpoint.
+    It is "" for a first attempt that had no checkpoint, and for one whose checkpoints are not yet
+    restored.
 
     Args:
         record: The job.
         place: The number of the attempt, from 0.
     """
     attempt = record.attempts[place]
+    if not any(each.training for each in attempt.instances):
+        return ""
     origin = _describe_origin(record, attempt, is_first=place == 0)
     with_checkpoints = [each for each in record.attempts[:place] if _newest_step(each) is not None]
     if not with_checkpoints:

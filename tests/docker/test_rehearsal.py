@@ -8,13 +8,14 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
-from rehearsals import LABEL, Rehearsal, run, run_command, starting
+from rehearsals import HANG_SECONDS, LABEL, Rehearsal, run, run_command, starting
 
 pytestmark = pytest.mark.docker
 
@@ -626,8 +627,7 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
             killed.process.kill()
             raise
         with starting(alone=True):
-            killed.process.kill()
-            killed.process.wait()
+            killed.kill(guard=True)
             assert len(containers_of(name)) == 4 and "ended what" not in at_work.output
             if folder == "its folder is gone":
                 shutil.rmtree(killed.cache)
@@ -640,6 +640,19 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         at_work.sagemaker.stop_training_job(TrainingJobName=name)
         assert at_work.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     assert killed.leftovers() == []
+
+
+def test_the_guard_of_a_killed_rehearsal_ends_what_it_leaves(tmp_path, image):
+    killed = Rehearsal(tmp_path)
+    killed.start()
+    script = "trap exit TERM; echo up; sleep 600 & wait"
+    name = killed.create(image, script, hosts=2)
+    killed.wait_for_line(name, "up", "algo-2")
+    killed.kill(guard=False)
+    deadline = time.monotonic() + HANG_SECONDS
+    while containers_of(name) or killed.leftovers():
+        assert time.monotonic() < deadline, killed.leftovers()
+        time.sleep(0.1)
 
 
 def containers_of(job: str) -> list[str]:

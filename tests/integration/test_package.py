@@ -169,7 +169,8 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
     assert packages == {"sagemaker_lightning", "sagemaker_rehearsal"}
     for name in ("report/report.css", "report/goodput.schema.json", "web/page.css", "web/page.js"):
         assert f"sagemaker_rehearsal/{name}" in shown
-    assert "sagemaker_lightning/launch/entrypoint.sh" in shown
+    for name in ("launch/entrypoint.sh", "launcher/prices.csv"):
+        assert f"sagemaker_lightning/{name}" in shown
     missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}
     missing["shards"] = "numpy"
     for command, package in missing.items():

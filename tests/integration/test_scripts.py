@@ -514,7 +514,8 @@ def test_the_launcher_imports_only_boto3_and_the_standard_library():
     import ast
 
     allowed = sys.stdlib_module_names | {"boto3", "botocore"}
-    names = ("hyperparameters", "atomic_files", "deadlines", "job_summary", "s3_address")
+    names = ("atomic_files", "command_line", "deadlines", "hyperparameters", "job_summary")
+    names = (*names, "s3_address")
     contract = {f"sagemaker_lightning.contract.{name}" for name in names}
     row_modules = {
         f"sagemaker_lightning.rows.{name}"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import aws_services
 import pytest
@@ -24,7 +25,7 @@ from launches import (
     request_of,
 )
 
-from sagemaker_lightning.launcher import follower
+from sagemaker_lightning.launcher import command, follower
 from sagemaker_lightning.launcher.sites import Site
 
 pytestmark = pytest.mark.slow
@@ -63,6 +64,17 @@ def test_what_is_needed(launch):
     assert completed.stderr == (
         "error: the following arguments are required: --image, --role, --output; --help lists "
         "all flags\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["stopp", "job"], ["--region=us-east-1", "list"]])
+def test_a_word_that_is_not_a_command_is_named(launch, words):
+    completed = launch(*words)
+    name = next(word for word in words if not word.startswith("-"))
+    assert completed.returncode == 2
+    assert completed.stderr == (
+        f"error: found {name!r}, expected KEY=VALUE, or one of the commands list, logs, stop, "
+        "resume, follow, cost, completion as the first word; --help lists all flags\n"
     )
 
 
@@ -267,9 +279,45 @@ def test_following_a_job_to_its_end(aws, launch):
         "saved by spot",
         "model: s3://my-bucket/jobs/job-1/output/model.tar.gz",
     ]
-    assert completed.stderr.splitlines() == [
-        "not checked: the hyperparameters, as --check-hyperparameters=no says"
-    ]
+    said = completed.stderr.splitlines()
+    assert said[0] == "not checked: the hyperparameters, as --check-hyperparameters=no says"
+    assert said[1].split() == ["per", "hour", "hours", "cost", "USD"]
+    assert said[-1].startswith("no line for spot: ")
+
+
+def test_the_logs_of_64_hosts_are_all_shown_once_within_the_quota(aws, monkeypatch, capsys):
+    """CloudWatch Logs lists 50 streams a page. Who has a line is asked for more, too."""
+    logs = client("logs", aws)
+    logs.create_log_group(logGroupName=follower.LOG_GROUP)
+    hosts = [f"algo-{number}" for number in range(1, 65)]
+    moment = int(time.time() * 1000)
+
+    def write(text: str) -> None:
+        events = [{"timestamp": moment, "message": text}]
+        for host in hosts:
+            where = {"logGroupName": follower.LOG_GROUP, "logStreamName": f"wide/{host}-17"}
+            logs.put_log_events(**where, logEvents=events)
+
+    for host in hosts:
+        logs.create_log_stream(logGroupName=follower.LOG_GROUP, logStreamName=f"wide/{host}-17")
+    slept: list[float] = []
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=slept.append))
+    asked: list[str] = []
+    logs.meta.events.register(
+        "before-call.cloudwatch-logs", lambda model, **_: asked.append(model.name)
+    )
+    log = follower.Log(Site(REGION, lambda service: logs, "launch", ""), "wide")
+    for text in ("one", "two"):
+        write(text)
+        asked.clear()
+        slept.clear()
+        assert log.show()
+        assert sorted(capsys.readouterr().out.split("\n")[:-1]) == sorted(
+            f"{host}: {text}" for host in hosts
+        )
+        assert asked.count("DescribeLogStreams") == 2
+        assert asked.count("GetLogEvents") == 2 * len(hosts) == len(slept)
+    assert set(slept) == {follower.PAUSE_SECONDS} and not log.show()
 
 
 def test_a_failed_job_says_why(aws, launch):
@@ -354,7 +402,7 @@ def test_commands_for_a_job_that_is_there(aws, launch):
     assert cost.returncode == 0, cost.stderr
     assert cost.stdout.startswith("spot-1: Completed, "), cost.stdout
     for words, says in (
-        (("cost", "spot-1"), "--price, --prices: found neither; "),
+        (("cost", "spot-1", "--prices=none"), "--prices: none cannot be read: "),
         (("stop", "spot-1"), "JOB: found spot-1, which is Completed; expected a job that runs"),
         (("resume", "spot-1"), "JOB: found spot-1, which is Completed; there is nothing to resume"),
         (("follow", "none"), "JOB: found none, expected a training job in us-east-1; "),
@@ -364,10 +412,12 @@ def test_commands_for_a_job_that_is_there(aws, launch):
         assert completed.stderr.startswith(f"error: {says}") and completed.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["list", "logs", "stop", "resume", "follow", "cost"])
+@pytest.mark.parametrize("name", command.COMMANDS)
 def test_the_help_of_a_command_has_an_example(launch, name):
     completed = launch(name, "--help")
-    assert completed.returncode == 0 and f"example: launch.py {name}" in completed.stdout
+    assert completed.returncode == 0
+    example = command.EXAMPLES[name]
+    assert f"\nexample: launch.py {example}\n" in completed.stdout and example.startswith(name)
     mistake = launch(name, "--no-such-flag")
     assert mistake.returncode == 2 and mistake.stderr.startswith("error: ")
     assert mistake.stderr.count("\n") == 1
@@ -423,6 +473,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     )
     assert request_of(completed)["HyperParameters"] == {"anything": "1"}
     assert re.fullmatch(
-        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n",
-        completed.stderr,
+        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*",
+        completed.stderr.splitlines()[0],
     )
+    assert completed.stderr.count("not checked: ") == 1

@@ -174,12 +174,18 @@ def test_restarts_in_the_container_are_not_those_of_instances():
     ):
         attempt.note_resume(line)
     assert (attempt.resumed, attempt.resumed_from) == (4, "step-4.ckpt")
-    assert attempt.restarts == [
+    assert [each.words for each in attempt.restarts] == [
         "after step 17, on from step 12 within 9.3 s, 5 steps lost",
         "before the first step",
     ]
-    for _ in range(MAX_RESTARTS):
-        attempt.note_resume("restart 1 in this container (at most 3 an hour): x")
+    first, second = attempt.restarts
+    assert first.step == 12 and first.time is not None
+    assert (second.step, second.time) == (None, None)
+    # The other host says it, too.
+    attempt.note_resume("restart 2 in this container (at most 3 an hour), after step 20: x")
+    assert attempt.restarts == [first, second]
+    for number in range(2 * MAX_RESTARTS):
+        attempt.note_resume(f"restart {number} in this container (at most 3 an hour): x")
     assert len(attempt.restarts) == MAX_RESTARTS
 
 

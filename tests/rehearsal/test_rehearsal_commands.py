@@ -160,7 +160,7 @@ def test_a_job_that_is_not_there(endpoint):
         )
 
 
-def rehearse(folder, *flags: str) -> subprocess.CompletedProcess:
+def rehearse(folder, *flags: str, **fields: object) -> subprocess.CompletedProcess:
     """Rehearse one job from a file, whose host ends at once, and return how that ended."""
     request = {
         "TrainingJobName": "one",
@@ -175,7 +175,7 @@ def rehearse(folder, *flags: str) -> subprocess.CompletedProcess:
         "StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 600},
         "EnableManagedSpotTraining": True,
         "Environment": {"LEAVE": "1"},
-    }
+    } | fields
     (folder / "request.json").write_text(json.dumps(request))
     command = [python_of("rehearsal"), "tests/support/rehearsal_endpoint.py"]
     command += ["--port=0", "--grace=5"]
@@ -212,12 +212,58 @@ def test_a_limit_of_the_goodput_is_for_one_job(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["list", "logs", "stop", "report", "rerun", "resume", "compare", "interrupt", "fault", "exec"],
+    ["list", "logs", "stop", "report", "rerun", "resume", "compare", "interrupt", "fault", "exec"]
+    + ["completion"],
 )
-def test_the_help_of_a_command_has_an_example(name):
+def test_the_help_of_a_command_has_an_example_of_one_line(name):
     command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", name, "--help"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    assert f"example: python -m sagemaker_rehearsal {name}" in " ".join(printed.split())
+    assert re.search(rf"\n\nexample: python -m sagemaker_rehearsal {name}.*\n(\n|$)", printed)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--port=x"], 2, "argument --port: invalid int value: 'x'; --help lists all flags"),
+        (
+            ["--fail-below=90"],
+            2,
+            "argument --fail-below: found '90', expected 0% to 100%, e.g. 90%",
+        ),
+        (["--stray", "word"], 2, "unrecognized arguments: --stray word; --help lists all flags"),
+        (["lst"], 2, "found 'lst', expected a flag, or a command: list, logs, stop, report, "),
+        (["report"], 2, "the following arguments are required: JOB; --help lists all flags"),
+        (["list", "--last=0"], 2, "argument --last: found '0', expected a whole number above 0"),
+        (
+            ["--folder=/dev/null/x"],
+            1,
+            "--folder: found /dev/null/x, where reports cannot be written",
+        ),
+    ],
+)
+def test_a_mistake_takes_one_line(words, status, says):
+    command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", *words]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout) == (status, "")
+    assert completed.stderr.startswith(f"error: {says}") and completed.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_takes_one_line(endpoint, tmp_path):
+    command = [python_of("rehearsal"), *Endpoint.program, f"--port={endpoint.port}"]
+    command.append(f"--folder={tmp_path}")
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 1 and completed.stderr.count("\n") == 1
+    assert completed.stderr.startswith(
+        f"error: --port: found {endpoint.port}, which cannot be had at 127.0.0.1 (Address already"
+    )
+
+
+@pytest.mark.parametrize("fields", [{"TrainingJobName": "no blanks"}, {"RoleArn": 1, "Tags": 2}])
+def test_a_job_that_is_refused_has_no_report(tmp_path, fields):
+    completed = rehearse(tmp_path, **fields)
+    assert completed.returncode == 1 and "report: " not in completed.stdout
+    assert completed.stderr.startswith("error: --run: ") and completed.stderr.count("\n") == 1
 
 
 def test_without_a_rehearsal_one_line_says_so(tmp_path):

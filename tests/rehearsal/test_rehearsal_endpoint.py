@@ -13,7 +13,7 @@ import pytest
 from aws_services import client
 from botocore.exceptions import ClientError
 from containers import ROOT
-from endpoint_requests import Endpoint, job
+from endpoint_requests import Endpoint, job, start_job
 from environments import python_of
 from rehearsals import HANG_SECONDS, ROLE, run, run_command
 from test_rehearsal_clients import Person
@@ -234,6 +234,39 @@ def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
         )
         with pytest.raises(ClientError, match="is not this rehearsal's"):
             client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()
+
+
+def test_a_folder_of_reports_that_is_gone_is_one_line_for_the_client(tmp_path):
+    with Endpoint(tmp_path) as server:
+        server.folder.rmdir()
+        server.folder.write_text("")
+        with pytest.raises(
+            ClientError, match="InternalFailure.*the rehearsal failed: .*File exist"
+        ):
+            server.create("image")
+        assert "Traceback" not in server.output
+        server.folder.unlink()
+        assert server.wait_until_ended(server.create("image", Environment={"LEAVE": "1"}))
+
+
+def test_two_rehearsals_at_once_do_not_meet_in_the_folder_of_reports(endpoint, tmp_path):
+    reports = endpoint.folder
+    name, _ = start_job(endpoint)
+    with Endpoint(tmp_path, f"--folder={reports}") as other:
+        with pytest.raises(ClientError, match="ResourceInUse.*Another rehearsal that runs has its"):
+            other.create("image", TrainingJobName=name)
+        others_own = other.create("image", Environment={"LEAVE": "1"})
+        other.wait_until_ended(others_own)
+    endpoint.sagemaker.stop_training_job(TrainingJobName=name)
+    endpoint.wait_until_ended(name)
+    assert (reports / name / "report.html").exists() and not (reports / f"{name}.1").exists()
+    listed = (reports / "index.html").read_text()
+    assert f'href="{name}/report.html"' in listed and f'href="{others_own}/report.html"' in listed
+    # A rehearsal that has ended writes there no more.
+    endpoint.wait_until_ended(
+        endpoint.create("image", TrainingJobName=others_own, Environment={"LEAVE": "1"})
+    )
+    assert (reports / f"{others_own}.1/report.html").exists()
 
 
 def test_a_warm_pool_goes_from_job_to_job(endpoint):

@@ -5,6 +5,7 @@ import argparse
 import pytest
 from records import attempt, interrupted, job, points
 
+from sagemaker_lightning.launcher import prices
 from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.jobs.record import Record
 from sagemaker_rehearsal.report import goodput_data
@@ -126,6 +127,20 @@ def test_a_job_without_an_instance_has_no_price(of_file):
     assert job(status="Stopped").instance_types == set()
     assert settings.prices_for(of_file, set())["price"] is None
     assert job(attempt(1, 0, 9, [])).instance_types == {"ml.m5.large"}
+
+
+def test_without_a_file_the_prices_of_the_package_are_used_and_their_date_is_said():
+    own = settings_of()
+    listed = prices.read(prices.OWN)["ml.g4dn.xlarge"]
+    found = settings.prices_for(own, {"ml.g4dn.xlarge"})
+    assert found == {"price": listed.on_demand, "spot_price": None, "currency": "USD"}
+    assert settings.describe_prices(own, {"ml.g4dn.xlarge"}) == [
+        f"prices of ml.g4dn.xlarge: in USD, of {listed.origin}",
+        prices.CAUTION,
+    ]
+    # Nobody has asked for a price that it does not have.
+    assert settings.describe_prices(own, {"ml.g4dn.xlarge", "ml.p5.48xlarge"}) == []
+    assert settings.prices_for(own, {"ml.g4dn.xlarge", "ml.p5.48xlarge"})["price"] is None
 
 
 def test_a_file_that_is_wrong_is_named():

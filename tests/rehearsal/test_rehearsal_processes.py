@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-import signal
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,7 +38,7 @@ def rehearsal(tmp_path_factory):
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
         with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
-            assert "no Docker engine" in server.output
+            assert "--engine=processes: jobs run as processes, with this ch" in server.output
             for path in write_cifar(folder / "data", images=10).iterdir():
                 server.s3.upload_file(
                     str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
@@ -315,7 +315,8 @@ def test_what_needs_containers_is_refused(rehearsal, fields, refused):
         rehearsal.create("none", **fields)
 
 
-def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
+@pytest.mark.parametrize("ended_by", ["its guard", "its guard without a folder", "the next one"])
+def test_a_killed_rehearsal_leaves_nothing(rehearsal, tmp_path, ended_by):
     killed = Rehearsal(tmp_path, "--engine=processes")
     killed.start()
     killed.s3.create_bucket(Bucket="rehearsal")
@@ -323,15 +324,25 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
     killed.wait_for_line(killed.create("none", hosts=2, TrainingJobName="lock"), "", "algo-2")
     (owner,) = [path.parent.name for path in killed.cache.glob("*/*/lock")]
     assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
-    os.kill(killed.process.pid, signal.SIGKILL)
-    killed.process.wait()
+    if ended_by == "its guard without a folder":
+        shutil.rmtree(killed.cache)
+    killed.kill(guard=ended_by == "the next one")
     # Its hosts end with it (test_rehearsal_job.py), but not its networks. The command lines of its
-    # jobs have its folders in them.
+    # jobs and of its guard have its folders in them.
     find_processes = ["pgrep", "--full", str(killed.cache)]
-    following = Rehearsal(tmp_path, "--engine=processes")
-    with following:
-        assert "ended what a killed rehearsal had left" in following.output
-        assert not subprocess.run(find_processes, capture_output=True).stdout
+    if ended_by.startswith("its guard"):
+        deadline = time.monotonic() + HANG_SECONDS
+        while subprocess.run(find_processes, capture_output=True).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert killed.leftovers() == []
+        assert [*killed.cache.glob(f"*/{owner}")] == []
+    else:
+        with Rehearsal(tmp_path, "--engine=processes") as following:
+            assert "ended what a killed rehearsal had left" in following.output
+            assert not subprocess.run(
+                ["pgrep", "--full", f"{killed.cache}.*{owner}"], capture_output=True
+            ).stdout
     namespaces = subprocess.check_output(["ip", "netns", "list"], text=True)
     assert owner[:8] not in namespaces
 

@@ -13,7 +13,14 @@ from containers import ROOT
 from environments import python_of
 from records import attempt, interrupted, job, many, points
 
-from sagemaker_rehearsal.jobs.record import MAX_CHECKPOINTS, PROVED, Checkpoint, Record, Saved
+from sagemaker_rehearsal.jobs.record import (
+    MAX_CHECKPOINTS,
+    PROVED,
+    Checkpoint,
+    Record,
+    Restart,
+    Saved,
+)
 from sagemaker_rehearsal.report import charts, goodput, markup, summary
 from sagemaker_rehearsal.report import page as report
 from sagemaker_rehearsal.report.resumes import describe_resume
@@ -85,6 +92,60 @@ def test_goodput_of_an_attempt_that_another_one_undoes():
     assert measured.steps_lost == 20 + 40
     assert measured.steps_redone == 10 + 50  # 31 to 40, then 21 to 70
     assert measured.steps == 110
+
+
+def restarted(*restarts: tuple[float, int], hosts: int = 1) -> Record:
+    """Return a job of one attempt that was started again in its containers: (time, step)."""
+    lines = points((20, 10), (30, 20), (50, 40), (70, 40), (90, 60))
+    only = attempt(1, 0, 100, lines, hosts=hosts)
+    only.restarts = [
+        Restart(number, "", step, time) for number, (time, step) in enumerate(restarts, start=1)
+    ]
+    return job(only, modified=100.0)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "lost_spans", "steps_lost"),
+    [
+        # 31 to 40 were lost at 50 s, and again done from 60 s on
+        ([(60, 30)], [(40, 60)], 10),
+        # back to the step that was reached last
+        ([(60, 40)], [(50, 60)], 0),
+        # two at the same place, and a later one that goes back further
+        ([(55, 30), (60, 30)], [(40, 60)], 10),
+        ([(55, 30), (60, 20)], [(30, 60)], 20 + 0),
+        # back to the beginning, which was before the first line
+        ([(60, 0)], [(10, 60)], 40),
+        # before the first line: start-up
+        ([(15, 0)], [], 0),
+    ],
+)
+def test_what_a_restart_in_the_container_has_cost_is_lost(restarts, lost_spans, steps_lost):
+    """Training is 1 step a second, from 10 s on."""
+    record = restarted(*restarts, hosts=2)
+    measured = goodput.measure(record, now=100.0)
+    (row,) = measured.rows
+    lost = [
+        span[1:]
+        for span in goodput.phases(row, record.attempts[0].instances[0], 100.0)
+        if span[0] == "lost"
+    ]
+    assert lost == [pytest.approx(span) for span in lost_spans]
+    assert sum(row.seconds.values()) == pytest.approx(200) == measured.instance_seconds
+    assert row.seconds["lost"] == pytest.approx(2 * sum(end - start for start, end in lost_spans))
+    assert (measured.steps_lost, measured.steps_redone) == (steps_lost, steps_lost)
+    assert measured.steps == 60
+
+
+def test_a_restart_after_the_step_that_a_later_attempt_continued_from():
+    """Attempt 2 resumes from step 20, so all after 30 s is lost in any case."""
+    record = restarted((60, 30))
+    record.attempts.append(attempt(2, 200, 260, points((220, 30), (250, 60)), resumed=20))
+    measured = goodput.measure(record, now=300.0)
+    assert measured.rows[0].seconds["kept"] == pytest.approx(20)
+    assert measured.rows[0].seconds["lost"] == pytest.approx(60)
+    # 21 to 40, and once more 31 to 60
+    assert measured.steps_lost == 20 + 30
 
 
 def test_steps_done_again_over_attempts():
@@ -316,7 +377,8 @@ def test_how_an_attempt_continued_is_shown(tmp_path: Path):
     record.attempts[1].proved = PROVED.search(log_line)[1]
     text = write_page(record, tmp_path).text
     assert "continued" in text and "step 33 is not that of the interrupted run: ..." in text
-    record.attempts[1].restarts = ["after step 17", "after step 40, on from step 36 within 9.3 s"]
+    words = ["after step 17", "after step 40, on from step 36 within 9.3 s"]
+    record.attempts[1].restarts = [Restart(k + 1, words[k]) for k in range(2)]
     text = write_page(record, tmp_path).text
     assert "restarts in the container" in text
     assert "after step 17; after step 40, on from step 36 within 9.3 s" in text
@@ -390,6 +452,11 @@ def test_an_attempt_without_a_checkpoint_began_anew():
     assert describe_resume(record, 1) == "the beginning: the job has no CheckpointConfig"
     record.request["CheckpointConfig"] = {"S3Uri": "s3://bucket/ck"}
     assert describe_resume(record, 1) == "the beginning: S3 had no checkpoint"
+    for instance in record.attempts[1].instances:
+        instance.training, begun = None, instance.training
+    assert describe_resume(record, 1) == ""  # its data are still on their way
+    for instance in record.attempts[1].instances:
+        instance.training = begun
     # An attempt that ended before it had one does not hide that of the attempt before.
     record.attempts[0].instances[0].saved = Saved(4, {"a": LATE})
     record.attempts.append(attempt(3, 200, 260, []))

@@ -76,6 +76,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
         "--allow=/no/such",
         "--price=1",
         "--spot-price=1",
+        "--no-capacity=foo",
     ],
 )
 def test_a_wrong_flag_is_named(flag):

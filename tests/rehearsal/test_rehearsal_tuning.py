@@ -58,15 +58,16 @@ def changed(**config) -> dict:
 class Jobs:
     """Makes training jobs that end when they are told to, and keeps their requests."""
 
-    def __init__(self, refuses_after: int = 99) -> None:
+    def __init__(self, refuses_after: int = 99, error: Exception | None = None) -> None:
         self.requests: list[dict] = []
         self.made: list[SimpleNamespace] = []
         self.most_at_once = 0
         self.refuses_after = refuses_after
+        self.error = error
 
     def __call__(self, request: dict) -> SimpleNamespace:
         if len(self.requests) == self.refuses_after:
-            raise Refused("ValidationException", "no")
+            raise self.error
         self.requests.append(request)
         record = Record(request["TrainingJobName"], request, 1.0)
         job = SimpleNamespace(
@@ -170,10 +171,11 @@ def test_where_all_fail_so_does_the_tuning_job():
     assert described["TrainingJobStatusCounters"]["NonRetryableError"] == 3
 
 
-def test_a_request_that_is_refused_is_refused_at_once_or_ends_it():
-    with pytest.raises(Refused):
-        tuning.Tuning(REQUEST, Jobs(refuses_after=0)).begin()
-    jobs = Jobs(refuses_after=1)
+@pytest.mark.parametrize("error", [Refused("ValidationException", "no"), OSError("no")])
+def test_a_request_that_is_refused_is_refused_at_once_or_ends_it(error):
+    with pytest.raises(type(error)):
+        tuning.Tuning(REQUEST, Jobs(refuses_after=0, error=error)).begin()
+    jobs = Jobs(refuses_after=1, error=error)
     made = tuning.Tuning(REQUEST, jobs)
     made.begin()
     made.join(30)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aws_services
+import psutil
 from containers import ROOT, docker, no_engine
 from environments import python_of
 
@@ -97,6 +98,14 @@ class Rehearsal:
             aws_services.client(name, self.endpoint, key=self.key)
             for name in ("s3", "sagemaker", "logs")
         )
+
+    def kill(self, *, guard: bool) -> None:
+        """Kill it at once; with `guard`, what would end its leftovers, too."""
+        for child in psutil.Process(self.process.pid).children():
+            if guard and "sagemaker_rehearsal.guard" in child.cmdline():
+                child.kill()
+        self.process.kill()
+        self.process.wait()
 
     def __exit__(self, *_) -> None:
         self.process.send_signal(signal.SIGINT)

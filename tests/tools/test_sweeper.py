@@ -40,11 +40,11 @@ def test_a_sweeper_ends_what_stands_still(tmp_path, monkeypatch):
         server.start()
         server.s3.create_bucket(Bucket="rehearsal")
         server.create("none", hosts=2)
-        hosts = ["pgrep", "--full", str(server.cache)]
+        hosts = ["pgrep", "--full", f"{server.cache}/.*/jobs/"]
         while subprocess.run(hosts, capture_output=True).stdout.count(b"\\n") < 2:
             time.sleep(0.1)
         if name == "dead":
-            server.process.kill()
+            server.kill(guard=True)
     Path("stands").write_text(os.environ[sweeper.RUN_VARIABLE])
     time.sleep(1000)
 """

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from sagemaker_lightning.launcher import command, contradictions, costs, job_request
+from sagemaker_lightning.launcher import command, contradictions, costs, job_request, prices
 from sagemaker_lightning.launcher.sites import Site
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
@@ -32,8 +32,27 @@ def lines(*flags: str, site: Site = NOBODY) -> list[str]:
     return costs.describe(args, job_request.build(args), site)
 
 
-def test_without_a_price_nothing_is_said():
-    assert lines() == []
+P5 = "--instance-type=ml.p5.48xlarge"
+
+
+def test_without_a_price_that_is_known_nothing_is_said():
+    assert lines(P5) == []
+
+
+@pytest.mark.parametrize("flag", ["--expect=1h", "--spot-price=1"])
+def test_what_needs_a_price_says_which_is_not_known(flag):
+    says = "--price: found none, .* the package's list has none of ml.p5.48xlarge; give the price"
+    with pytest.raises(ValueError, match=says):
+        lines(P5, flag)
+
+
+def test_the_prices_of_the_package_come_with_their_date_and_a_caution():
+    header, row, note, caution, _ = lines("--instance-count=2", "--max-run=10h")
+    listed = prices.read(prices.OWN)["ml.g5.xlarge"]
+    assert header.split() == ["per", "hour", "hours", "cost", "USD"]
+    assert row.split()[2:4] == [f"{2 * listed.on_demand:.2f}", "10.00"]
+    assert note == f"ml.g5.xlarge: prices of {listed.origin}" and str(listed.day) in note
+    assert caution == "prices change, and regions differ: --prices=FILE has yours"
 
 
 def test_a_job_costs_at_most_its_longest_run():
@@ -108,7 +127,7 @@ def test_groups_of_several_types_have_a_price_each(prices_flag):
     groups = ["--instance-group=a=ml.g5.xlarge:2", "--instance-group=b=ml.m5.large:3"]
     _, row, *notes = lines(prices_flag, *groups, "--expect=1h", "--spot", CHECKPOINTS)
     assert row.split()[2:] == ["6.00", "1.00", "6.00"]
-    assert len(notes) == 2  # and no line of spot, as one of its prices is not known
+    assert len(notes) == 3 and notes[-1].startswith("no line for spot: SageMaker does not publish")
 
 
 def test_the_dearest_of_preferred_types_counts(prices_flag):
@@ -173,9 +192,11 @@ def test_a_budget_limits_the_run(flags, seconds):
     assert any(line.startswith("--budget=2 ends the training") for line in said) == is_bound
 
 
-def test_a_budget_that_pays_for_nothing():
-    args = parsed(CHECKPOINTS, "--price=30", "--budget=1")
-    with pytest.raises(ValueError, match="--budget: found 1, expected what pays for more than t"):
+@pytest.mark.parametrize("budget", ["1", "0"])
+def test_a_budget_that_pays_for_nothing(budget):
+    args = parsed(CHECKPOINTS, "--price=30", f"--budget={budget}")
+    says = f"--budget: found {budget}, expected what pays for more than t"
+    with pytest.raises(ValueError, match=says):
         costs.limit_run(args, job_request.resources(args))
 
 
@@ -186,8 +207,7 @@ def test_a_budget_that_pays_for_nothing():
     ("flags", "line"),
     [
         (["--budget=1", CHECKPOINTS], "--price: found none, but --budget"),
-        (["--expect=1h"], "--price: found none"),
-        (["--spot-price=0"], "--price: found none"),
+        (["--budget=0", CHECKPOINTS], "--price: found none, but --budget"),
         (["--price=1", "--steps=9"], "--steps, --like: found one of them"),
         (["--price=1", "--like=x"], "--steps, --like: found one of them"),
         (["--price=1", "--steps=9", "--like=x", "--expect=1h"], "--expect: not allowed with"),
@@ -378,8 +398,14 @@ def test_what_a_job_has_cost(tmp_path, fields, says):
 
 def test_what_a_job_has_cost_needs_a_price():
     args = command.command_parser().parse_args(["cost", "job"])
-    with pytest.raises(ValueError, match="--price, --prices: found neither; give the price"):
-        costs.describe_job(args, ENDED_JOB, NOW)
+    p5 = {"ResourceConfig": {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}}
+    with pytest.raises(ValueError, match="found neither, .* has none of ml.p5.48xlarge; give the"):
+        costs.describe_job(args, ENDED_JOB | p5, NOW)
+    for resources in ({}, {"VolumeSizeInGB": 0}):
+        with pytest.raises(ValueError, match="JOB: found job, which has no instances of its own"):
+            costs.describe_job(args, ENDED_JOB | {"ResourceConfig": resources}, NOW)
+    said = costs.describe_job(args, ENDED_JOB, NOW)
+    assert said[0].endswith("USD") and said[-1] == prices.CAUTION
     args = command.command_parser().parse_args(["cost", "job", "--price=4"])
     assert costs.describe_job(args, ENDED_JOB, NOW) == [
         "job: Completed, 1.50 h of 2 x ml.g5.xlarge, 12.00"

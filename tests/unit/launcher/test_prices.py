@@ -8,7 +8,7 @@ import pytest
 from sagemaker_lightning.launcher import prices
 
 HEADER = "instance_type,on_demand,spot,currency,date,source"
-# Made up: no list of prices is part of this package, nor of its tests.
+# Made up.
 ROW = "ml.g5.xlarge,1.5,0.5,USD,2026-11-26,https://example.com/prices"
 
 
@@ -30,6 +30,21 @@ def test_prices_come_from_csv(tmp_path):
 def test_a_column_that_is_not_needed_may_be_left_out(tmp_path):
     path = written(tmp_path, "date,source,currency,instance_type,on_demand\n2026-01-02,a,EUR,x,0\n")
     assert prices.read(path)["x"] == prices.Price(0.0, None, "EUR", date(2026, 1, 2), "a")
+
+
+def test_a_price_says_when_and_where_it_was_so(tmp_path):
+    path = written(tmp_path, f"{HEADER},region\n{ROW},eu-west-1\n")
+    origin = "2026-11-26, eu-west-1, https://example.com/prices"
+    assert prices.read(path)["ml.g5.xlarge"].origin == origin
+
+
+def test_each_price_of_the_package_has_its_source():
+    """It is read by the same rules as anybody's, and it is as sure as its sources."""
+    listed = prices.read(prices.OWN)
+    assert len(listed) >= 12 and "ml.g5.xlarge" in listed
+    for price in listed.values():
+        assert price.currency == "USD" and price.region and price.on_demand > 0
+        assert price.source.startswith("https://") and price.day < date(2026, 11, 28)
 
 
 def test_prices_come_from_json(tmp_path):
@@ -69,6 +84,8 @@ def test_a_file_that_is_wrong(tmp_path, text, says):
         ("[" * 100_000, "cannot be read"),
         ('[{"instance_type": ["x"], "on_demand": 1, "currency": "USD", "date": "2026-11-26", '
          '"source": "a"}]', "found instance_type .'x'., expected text"),
+        ('[{"instance_type": "x", "on_demand": 1, "currency": "USD", "date": "2026-11-26", '
+         '"source": "a", "region": 1}]', "found region 1, expected text"),
         ('[{"instance_type": "x", "on_demand": true, "currency": "USD", "date": "2026-11-26", '
          '"source": "a"}]', "found on_demand True"),
         ('[{"instance_type": "x", "on_demand": 1, "currency": "USD", "date": 5, "source": "a"}]',

@@ -408,3 +408,11 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
 def test_mutated_parts_are_merged_rightly_or_refused(tmp_path):
     outcomes = fuzz(tmp_path, range(40))
     assert outcomes["merged"] > 3 and outcomes["refused"] > 15
+
+
+def test_a_mistake_in_the_command_line_takes_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["merge", "model.tar.gz"])
+    with pytest.raises(SystemExit) as caught:
+        merge.main()
+    line = "error: the following arguments are required: --output; --help lists all flags\n"
+    assert (caught.value.code, capsys.readouterr().err) == (2, line)
