@@ -103,8 +103,12 @@ FATAL = re.compile(
 NATIVE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE
 )
-# A line of the log of native code, such as "[E1122 10:00:00.1 x.cpp:9]".
-NATIVE_LOG = re.compile(r"terminate called after throwing |\[[EWIF]\d{4} ")
+# A line of the log of native code, such as "[E1122 10:00:00.1 x.cpp:9]",
+# or of a launcher, or of `reported`.
+NO_MESSAGE = re.compile(
+    r"terminate called after throwing |\[[EWIF]\d{4} "
+    r"|(\[rank: \d+\] )?Child process with PID \d+ terminated with code |error: .* \[host .*\]$"
+)
 # What Python prints between an exception and the next one, which the first has led to
 # (traceback.py).
 CHAIN_LINES = (
@@ -318,7 +322,7 @@ def last_error(stderr: str) -> tuple[str, str]:
             None,
         )
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
-            after = takewhile(lambda line: not NATIVE_LOG.match(line), lines[end + 1 :])
+            after = takewhile(lambda line: not NO_MESSAGE.match(line), lines[end + 1 :])
             # The lines after the exception's first are its message, if there are only a few.
             more = [line for line in after if line.strip()]
             message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]

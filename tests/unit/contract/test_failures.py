@@ -306,6 +306,17 @@ SYNTAX = '  File "a/x.py", line 1\n    def f(:\nSyntaxError: invalid syntax'
             "ValueError: one",
             f"{TRACE}ValueError: one",
         ),
+        (
+            f"{TRACE}ValueError: one\ntwo\nerror: ValueError: one two [host a, local rank 1]\n"
+            "[rank: 1] Child process with PID 7 terminated with code 1. Forcefully\n",
+            "ValueError: one two",
+            f"{TRACE}ValueError: one\ntwo",
+        ),
+        (
+            f"{TRACE}ValueError: one\nChild process with PID 7 terminated with code 1\n",
+            "ValueError: one",
+            f"{TRACE}ValueError: one",
+        ),
         (f"loading\n{NATIVE}\nAborted\n", "std::runtime_error: no device", NATIVE),
         (NATIVE.partition("\n")[0], "std::runtime_error", NATIVE.partition("\n")[0]),
         (f"loading\n{SYNTAX}\n", "SyntaxError: invalid syntax (x.py, line 1)", SYNTAX),
