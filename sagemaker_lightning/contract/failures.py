@@ -72,7 +72,8 @@ ADVICE = (
     ),
     (
         r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
-        r"|NCCL.*(remote|time|system error)",
+        # Without a text, it is multiprocessing's: the process at the other end has gone.
+        r"|NCCL.*(remote|time|system error)|^EOFError$",
         f"{LOST_PEER}, or never reached it: the cause is in the log of the rank that ended first",
     ),
     (
@@ -323,9 +324,11 @@ def last_error(stderr: str) -> tuple[str, str]:
         )
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
             after = takewhile(lambda line: not NO_MESSAGE.match(line), lines[end + 1 :])
-            # The lines after the exception's first are its message, if there are only a few.
+            # The lines after the exception's first are its message, if there are only a few, and
+            # if it has one.
             more = [line for line in after if line.strip()]
-            message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
+            is_message = ": " in lines[end] and limit == len(lines) and len(more) <= 10
+            message = [lines[end], *(more if is_message else [])]
             class_name, _, text = "\n".join(message).partition(": ")
             explanation = (
                 errors[-1][0] if came_of_it else explain(class_name.rpartition(".")[2], text)

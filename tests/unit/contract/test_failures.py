@@ -214,6 +214,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
             True,
         ),
         (f"{TRACE}{GLOO}\n", "lost a peer", True),
+        (f"{TRACE}EOFError\nmore: x\n", "lost a peer", True),
+        (f"{TRACE}EOFError: Ran out of input\n", "EOFError: Ran out of input", True),
         (
             f"{TRACE}{GLOO}\n{DIRECT_CAUSE}{TRACE}mine.SyncError: no gradients\n",
             "lost a peer",
@@ -296,6 +298,7 @@ SYNTAX = '  File "a/x.py", line 1\n    def f(:\nSyntaxError: invalid syntax'
             "ValueError: one two",
             f"{TRACE}ValueError: one\ntwo",
         ),
+        (f"{TRACE}AssertionError\na log: x\n", "AssertionError", f"{TRACE}AssertionError"),
         (
             f"{TRACE}ValueError: one\n" + "more\n" * 10,
             "ValueError: one" + " more" * 10,

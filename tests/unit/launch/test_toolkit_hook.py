@@ -510,13 +510,15 @@ def test_why_a_program_failed(stderr, status, says):
     ("stderr", "says"),
     [
         (LOST_PEER, f"{ENDED}b was killed by SIGKILL: {OUT_OF_MEMORY}"),
+        # A data worker that was sending to the rank prints it.
+        (f"{TRACE}EOFError\n{LOST_PEER}", f"{ENDED}b was killed by SIGKILL: {OUT_OF_MEMORY}"),
         (ACCIDENT, f"{ENDED}KeyError: 'x'"),
     ],
 )
 def test_a_rank_of_which_nobody_else_says_how_it_ended(stderr, says):
     ended_ranks = [("a", -6), ("b", -9), ("c", -11), ("d", 1)]
     error = ProgramFailed("x", ProgramEnd(1, None, stderr), ended_ranks)
-    assert str(error) == says and error.killed == ("b" if stderr == LOST_PEER else "")
+    assert str(error) == says and error.killed == ("" if stderr == ACCIDENT else "b")
 
 
 # What is told and written -------------------------------------------------------------------------
