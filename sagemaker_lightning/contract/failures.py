@@ -42,6 +42,15 @@ HOST_MEMORY = (
     r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory|failed to map segment"
     r"|DataLoader worker .* is killed by signal: Killed"
 )
+NO_SPACE = (
+    r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed|unexpected pos \d+ vs"
+)
+SHARED_MEMORY_IS_FULL = (
+    "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with "
+    "--shm-size=1g"
+)
+SMALLEST_FREE = 2**20
+"""Bytes that /dev/shm has free, at least, where it is not why something has no space."""
 # A pattern of an exception's class and text, and what to do about it. The first match counts.
 ADVICE = (
     (
@@ -56,14 +65,12 @@ ADVICE = (
         "more memory",
     ),
     (
-        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed"
-        r"|unexpected pos \d+ vs",
-        "disk full: make the job's volume larger (VolumeSizeInGB), or keep fewer checkpoints",
+        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm|</torch_\d.*No space left",
+        SHARED_MEMORY_IS_FULL,
     ),
     (
-        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm",
-        "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with "
-        "--shm-size=1g",
+        NO_SPACE,
+        "disk full: make the job's volume larger (VolumeSizeInGB), or keep fewer checkpoints",
     ),
     (
         r"Expected more than 1 value per channel when training",
@@ -134,7 +141,18 @@ def explain(kind: str, message: str) -> str:
     pattern, advice = next(matches, (None, None))
     if pattern is HOST_MEMORY and (limit := address_limit()):
         advice = f"{limit}: raise that limit"
+    if pattern is NO_SPACE and text.endswith("left on device") and shared_memory_is_full():
+        advice = SHARED_MEMORY_IS_FULL  # such as of a semaphore, which has no path
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
+
+
+def shared_memory_is_full() -> bool:
+    """Return whether /dev/shm has no room for a semaphore or a small tensor."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < SMALLEST_FREE
 
 
 def address_limit() -> str:
