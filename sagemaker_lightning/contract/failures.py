@@ -30,7 +30,10 @@ SIGABRT is not one of them: NCCL and gloo abort where a peer is gone.
 """
 OWN_REASONS = {-number for number in OWN_REASON_SIGNALS}
 """The exit statuses of ranks that these have ended."""
-MISTAKES = ("UserError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError")
+MISTAKES = (
+    *("UserError", "ImportError", "ModuleNotFoundError"),
+    *("SyntaxError", "IndentationError", "TabError"),
+)
 """Errors that the same program has again, by the names of their classes."""
 MISTAKE_FILE = "mistake"
 """Beside the socket of a node's watch: a program of the node has ended by a mistake."""

@@ -41,6 +41,7 @@ PEER = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}RuntimeError: [gloo/pair.
 ERROR = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}ValueError: x\n"))
 IMPORT = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}ModuleNotFoundError: x\n"))
 SYNTAX = ProgramFailed("x", ProgramEnd(1, None, '  File "a.py", line 1\n    x =\nSyntaxError: x\n'))
+TABS = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}TabError: x\n"))
 LEFT = ProgramFailed("x", ProgramEnd(3, None, ""))
 OTHER = StopReason("host algo-2: boom", is_local=False)
 RAISED = StopReason("a rank failed: ValueError: x", is_local=True)
@@ -61,6 +62,7 @@ KINDS = {
     "an accident of ours": (KeyError("x"), FaultKind.ERROR),
     "an import": (IMPORT, FaultKind.MISTAKE),
     "a syntax error": (SYNTAX, FaultKind.MISTAKE),
+    "tabs": (TABS, FaultKind.MISTAKE),
     "a mistake": (UserError("--a: found 1"), FaultKind.MISTAKE),
     "another host's": (OtherFailed(OTHER), FaultKind.EFFECT),
     "a stop": (Interrupted("interrupted, resume from step 3: x"), FaultKind.STOP),
