@@ -106,10 +106,9 @@ ADVICE = (
     ),
 )
 
+CRASH = "Fatal Python error: "
 # What faulthandler writes about a crash in native code.
-FATAL = re.compile(
-    r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE
-)
+FATAL = re.compile(rf"^({CRASH}.*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE)
 # What native code, such as NCCL's watchdog, writes about an exception that nothing caught.
 NATIVE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE

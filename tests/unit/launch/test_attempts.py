@@ -99,12 +99,17 @@ def test_a_mistake_that_a_rank_has_noted(tmp_path):
 
 
 def test_the_step_is_that_of_the_rank_that_came_furthest(tmp_path):
-    assert job_end.fault_of(ERROR, Watch(tmp_path / "ranks")).step is None
+    def steps() -> tuple[int | None, int | None]:
+        fault = job_end.fault_of(ERROR, Watch(tmp_path / "ranks"))
+        return fault.step, fault.began_with
+
+    assert steps() == (None, None)
     progress = ProgressFile(tmp_path / "ranks")
+    assert steps() == (None, None)
     progress.begin(4)
-    assert job_end.fault_of(ERROR, Watch(tmp_path / "ranks")).step is None
+    assert steps() == (None, 4)
     progress.batch_ended(5)
-    assert job_end.fault_of(ERROR, Watch(tmp_path / "ranks")).step == 5
+    assert steps() == (5, 4)
 
 
 @pytest.fixture
