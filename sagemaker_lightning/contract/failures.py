@@ -30,7 +30,10 @@ SIGABRT is not one of them: NCCL and gloo abort where a peer is gone.
 """
 OWN_REASONS = {-number for number in OWN_REASON_SIGNALS}
 """The exit statuses of ranks that these have ended."""
-MISTAKES = ("UserError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError")
+MISTAKES = (
+    *("UserError", "ImportError", "ModuleNotFoundError"),
+    *("SyntaxError", "IndentationError", "TabError"),
+)
 """Errors that the same program has again, by the names of their classes."""
 MISTAKE_FILE = "mistake"
 """Beside the socket of a node's watch: a program of the node has ended by a mistake."""
@@ -42,6 +45,15 @@ HOST_MEMORY = (
     r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory|failed to map segment"
     r"|DataLoader worker .* is killed by signal: Killed"
 )
+NO_SPACE = (
+    r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed|unexpected pos \d+ vs"
+)
+SHARED_MEMORY_IS_FULL = (
+    "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with "
+    "--shm-size=1g"
+)
+SMALLEST_FREE = 2**20
+"""Bytes that /dev/shm has free, at least, where it is not why something has no space."""
 # A pattern of an exception's class and text, and what to do about it. The first match counts.
 ADVICE = (
     (
@@ -56,14 +68,12 @@ ADVICE = (
         "more memory",
     ),
     (
-        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed"
-        r"|unexpected pos \d+ vs",
-        "disk full: make the job's volume larger (VolumeSizeInGB), or keep fewer checkpoints",
+        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm|</torch_\d.*No space left",
+        SHARED_MEMORY_IS_FULL,
     ),
     (
-        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm",
-        "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with "
-        "--shm-size=1g",
+        NO_SPACE,
+        "disk full: make the job's volume larger (VolumeSizeInGB), or keep fewer checkpoints",
     ),
     (
         r"Expected more than 1 value per channel when training",
@@ -72,7 +82,8 @@ ADVICE = (
     ),
     (
         r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
-        r"|NCCL.*(remote|time|system error)",
+        # Without a text, it is multiprocessing's: the process at the other end has gone.
+        r"|NCCL.*(remote|time|system error)|^EOFError$",
         f"{LOST_PEER}, or never reached it: the cause is in the log of the rank that ended first",
     ),
     (
@@ -95,16 +106,19 @@ ADVICE = (
     ),
 )
 
+CRASH = "Fatal Python error: "
 # What faulthandler writes about a crash in native code.
-FATAL = re.compile(
-    r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE
-)
+FATAL = re.compile(rf"^({CRASH}.*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE)
 # What native code, such as NCCL's watchdog, writes about an exception that nothing caught.
 NATIVE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE
 )
-# A line of the log of native code, such as "[E1122 10:00:00.1 x.cpp:9]".
-NATIVE_LOG = re.compile(r"terminate called after throwing |\[[EWIF]\d{4} ")
+# A line of the log of native code, such as "[E1122 10:00:00.1 x.cpp:9]",
+# or of a launcher, or of `reported`.
+NO_MESSAGE = re.compile(
+    r"terminate called after throwing |\[[EWIF]\d{4} "
+    r"|(\[rank: \d+\] )?Child process with PID \d+ terminated with code |error: .* \[host .*\]$"
+)
 # What Python prints between an exception and the next one, which the first has led to
 # (traceback.py).
 CHAIN_LINES = (
@@ -129,7 +143,18 @@ def explain(kind: str, message: str) -> str:
     pattern, advice = next(matches, (None, None))
     if pattern is HOST_MEMORY and (limit := address_limit()):
         advice = f"{limit}: raise that limit"
+    if pattern is NO_SPACE and text.endswith("left on device") and shared_memory_is_full():
+        advice = SHARED_MEMORY_IS_FULL  # such as of a semaphore, which has no path
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
+
+
+def shared_memory_is_full() -> bool:
+    """Return whether /dev/shm has no room for a semaphore or a small tensor."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < SMALLEST_FREE
 
 
 def address_limit() -> str:
@@ -318,10 +343,12 @@ def last_error(stderr: str) -> tuple[str, str]:
             None,
         )
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
-            after = takewhile(lambda line: not NATIVE_LOG.match(line), lines[end + 1 :])
-            # The lines after the exception's first are its message, if there are only a few.
+            after = takewhile(lambda line: not NO_MESSAGE.match(line), lines[end + 1 :])
+            # The lines after the exception's first are its message, if there are only a few, and
+            # if it has one.
             more = [line for line in after if line.strip()]
-            message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
+            is_message = ": " in lines[end] and limit == len(lines) and len(more) <= 10
+            message = [lines[end], *(more if is_message else [])]
             class_name, _, text = "\n".join(message).partition(": ")
             explanation = (
                 errors[-1][0] if came_of_it else explain(class_name.rpartition(".")[2], text)

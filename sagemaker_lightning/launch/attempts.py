@@ -20,7 +20,7 @@ from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.launch import job_end, job_watch
 from sagemaker_lightning.launch.memory_folder import memory_folder
-from sagemaker_lightning.launch.restarts import Restarts, cause, last_step, most
+from sagemaker_lightning.launch.restarts import Restarts, cause, most, step_reached
 from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.messages import Fault, FaultKind
 from sagemaker_lightning.nodes.watchdog import Watchdog
@@ -170,7 +170,7 @@ def _restart(
     why_not = restarts.why_not(faults, now)
     if not why_not:
         known = {host: fault for host, fault in faults.items() if fault}
-        step = last_step(known.values())
+        step = step_reached(known.values())
         return ContainerRestart(cause(known).why, step, watchdog.trouble_at or now)
     if own.kind is not FaultKind.STOP:
         error.restarts = restarts.summary(why_not)  # type: ignore[attr-defined]  # of any class

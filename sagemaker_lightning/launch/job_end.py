@@ -185,9 +185,10 @@ def fault_of(error: BaseException, watchdog: Watchdog) -> Fault:
         error: What has ended it.
         watchdog: Watches this host's ranks.
     """
-    trained = [rank for rank in rank_progress.read(watchdog.path) if rank.first_step_at]
-    step = max((rank.step for rank in trained), default=None)
-    return Fault(line_of(error), _kind(error, watchdog), step)
+    ranks = list(rank_progress.read(watchdog.path))
+    step = max((rank.step for rank in ranks if rank.first_step_at), default=None)
+    began_with = max((rank.began_with for rank in ranks), default=None)
+    return Fault(line_of(error), _kind(error, watchdog), step, began_with)
 
 
 def _kind(error: BaseException, watchdog: Watchdog) -> FaultKind:
@@ -277,19 +278,23 @@ class ProgramFailed(Exception):
         rank, status = failures.ended_rank(program_end.stderr)
         if self.lost_a_peer and status not in failures.OWN_REASONS:
             rank, status = failures.least_doubtful([*ended_ranks]) or (rank, status)
-        # An error says more than a crash, unless the crash has led to it.
-        is_reason = status == -signal.SIGKILL or not self.trace or self.lost_a_peer
-        self.killed = rank if status in failures.OWN_REASONS and is_reason else ""
         self.kind = failures.class_of(self.trace)
+        # An error says more than a crash, unless the crash has led to it. A crash's own trace says
+        # where it was, not why.
+        has_error = bool(self.trace) and not why.startswith(failures.CRASH)
+        is_reason = status == -signal.SIGKILL or not has_error or self.lost_a_peer
+        self.killed = rank if status in failures.OWN_REASONS and is_reason else ""
         ended = program_end.status
         by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
         # A crash has a trace as well, of no error's class.
         self.is_death = status < 0 or (by_signal and not self.kind)
-        if self.killed or (status < 0 and not self.trace):
+        if self.killed or (status < 0 and not has_error):
             advice = f": {failures.OUT_OF_MEMORY}" if status == -signal.SIGKILL else ""
-            why = f"{rank} {described(status)}{advice}"
+            # How its launcher has ended says no more, and differs between launchers.
+            super().__init__(f"{name}: {rank} {described(status)}{advice}")
+            return
         # SIGKILL, and it was not Lightning that sent it because a rank had ended.
-        elif program_end.status in (-9, 128 + 9) and not (rank or self.trace):
+        if program_end.status in (-9, 128 + 9) and not (rank or self.trace):
             why = failures.OUT_OF_MEMORY
         super().__init__(
             f"{name} {described(program_end.status, program_end.stop_signal)}: "

@@ -5,7 +5,7 @@ come to the same decision.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,14 +53,15 @@ class Restarts:
         if step is None and FaultKind.DEATH not in kinds:
             return "no step was trained"
         why = cause(known).why
+        reached = step_reached(known.values())
         # The same fault twice at one step is not a coincidence. At a start, which may take a
         # minute, it may be one.
-        times = 1 if step is not None else DEATHS_AT_START
+        times = 1 if reached is not None else DEATHS_AT_START
         before = self.taken[-times:]
         if len(before) == times and all(
-            each.step == step and _alike(each.why) == _alike(why) for each in before
+            each.step == reached and _alike(each.why) == _alike(why) for each in before
         ):
-            return "it came back at the same step" if step is not None else "it came back"
+            return "it came back at the same step" if reached is not None else "it came back"
         recent = [restart for restart in self.taken if now - restart.at < WINDOW_SECONDS]
         if len(recent) >= self.most:
             return f"the limit within {WINDOW_SECONDS / 60:.0f} minutes is {self.most}"
@@ -88,6 +89,17 @@ def last_step(faults: Iterable[Fault]) -> int | None:
     return max((fault.step for fault in faults if fault.step is not None), default=None)
 
 
+def step_reached(faults: Collection[Fault]) -> int | None:
+    """Return the newest step that a rank had reached, or with which it had begun to train.
+
+    None if no rank had begun.
+    """
+    step = last_step(faults)
+    if step is not None:
+        return step
+    return max((fault.began_with for fault in faults if fault.began_with is not None), default=None)
+
+
 def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) -> int:
     """Return how many restarts the job allows.
 
@@ -103,5 +115,8 @@ def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) ->
 
 
 def _alike(why: str) -> str:
-    """Return a reason without what differs each time: ranks, PIDs, hosts' numbers, addresses."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", why)
+    """Return a reason without what differs each time: ranks, PIDs, hosts' numbers, addresses.
+
+    torchrun tells of a rank by its number, other launchers by its PID.
+    """
+    return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", why)

@@ -159,10 +159,13 @@ def indented(printed: str) -> str:
     is_trace = is_code = False
     for line in printed.splitlines():
         bare = re.sub(r"^\[rank\d+\]:\s*", "", line)
-        if bare.startswith("Traceback (most recent call last)"):
+        if re.match(
+            r"Traceback \(most recent call last|.*hread .*\(most recent call first\):$", bare
+        ):
             is_trace, is_code = True, False
-        elif is_trace and re.match(r'File ".*", line \d+', bare):
+        elif re.match(rf'File ".*", line \d+{"" if is_trace else "$"}', bare):
             lines.append(f"  {bare}")
+            is_trace = True  # that of a file that cannot be compiled has no first line
             is_code = '"<' not in bare  # of code that no file has, Python shows no line
             continue
         elif is_trace and (is_code or not bare.strip("~^ ") or bare.startswith("[Previous line")):
@@ -172,7 +175,7 @@ def indented(printed: str) -> str:
         else:
             is_trace = is_trace and line.startswith(" ")
         lines.append(line)
-    return "\n".join(lines)
+    return "".join(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.log import ON_STDERR, log
+from sagemaker_lightning.contract.process_stat import PARENT, process_stat
 from sagemaker_lightning.contract.rendezvous import free_port
 from sagemaker_lightning.launch.user_program import HOME
 from sagemaker_lightning.launch.warm_start import Answer, RankStart
@@ -189,6 +190,8 @@ class Standby:
         ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
         if any(str(SCRIPT) in rank.command for rank in ranks):
             ranks = self.ranks  # a forked one has the command line of its parent
+        elif not self._are_the_program(pids, ranks):
+            return
         if not all(map(is_script, ranks)):
             return
         if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
@@ -204,6 +207,24 @@ class Standby:
             self.process = self.supervisor.start_aside(
                 command, cwd, ranks[0].variables, theirs.fileno()
             )
+
+    def _are_the_program(self, pids: list[int], ranks: list[Rank]) -> bool:
+        """Return whether these ranks are all that the program does.
+
+        It is one of them, or a torchrun that has started them. What starts ranks otherwise, such as
+        a shell script, may have more to do once they have ended.
+
+        Args:
+            pids: Their PIDs.
+            ranks: How they were started.
+        """
+        if not self.supervisor.child:
+            return False
+        program = self.supervisor.child.pid
+        if all(TORCHRUN in rank.variables for rank in ranks):
+            parents = {parent for pid in pids for parent in process_stat(pid)[PARENT : PARENT + 1]}
+            return parents == {str(program)}
+        return program in pids
 
 
 def is_script(rank: Rank) -> bool:

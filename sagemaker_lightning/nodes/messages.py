@@ -115,21 +115,25 @@ class Fault(_Message):
         why: The reason, in one line.
         kind: What it is.
         step: The optimizer step that the host's ranks had reached; None if they had trained none.
+        began_with: The optimizer step with which a training had begun; None if none had.
     """
 
     why: str
     kind: FaultKind
     step: int | None = None
+    began_with: int | None = None
 
     @classmethod
     def parse(cls, fields: object) -> Self | None:
         """Return the fault in a message; None if the message has something else."""
         if not isinstance(fields, dict) or not isinstance(fields.get("why"), str):
             return None
-        kind, step = fields.get("kind"), fields.get("step")
+        kind = fields.get("kind")
         if kind not in list(FaultKind):
             return None
-        return cls(fields["why"], FaultKind(kind), step if type(step) is int else None)
+        steps = (fields.get(name) for name in ("step", "began_with"))
+        known = (step if type(step) is int else None for step in steps)
+        return cls(fields["why"], FaultKind(kind), *known)
 
 
 @dataclass(frozen=True)

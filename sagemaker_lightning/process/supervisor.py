@@ -112,6 +112,8 @@ class Supervisor:
         self.has_killed = False
         self.timers: list[threading.Timer] = []
         self.unrelated_pids: set[int] = set()
+        self.left: set[int] = set()
+        """The PIDs of what the program has left running, and what was to end because of that."""
         self.statuses: dict[int, int] = {}
         self.on_ignored: Callable[[str], None] = lambda line: None
         self.starting_aside = threading.Lock()
@@ -184,12 +186,13 @@ class Supervisor:
                 process.send_signal(signal.SIGCONT)
         rest = [] if self.timers else self._living_processes()
         if rest:
+            self.left.update(process.pid for process in rest)
             self._stop(signal.SIGTERM, REST_IS_KILLED)
         # A shell dies of the signal at once, but a program that it has started may be saving.
         while self._living_processes():
             time.sleep(0.1)
         # Who has started it may not know what has become of it. A failure has other reasons.
-        ended = {self.statuses.get(process.pid) for process in rest}
+        ended = {self.statuses.get(pid) for pid in self.left}
         if status == 0 and ended & {-signal.SIGTERM, -signal.SIGKILL}:
             log.warning(
                 "warning: the program has ended, and what it has left running was ended by SIGTERM "
@@ -227,6 +230,7 @@ class Supervisor:
         """
         self.starting = self.has_killed = False
         self.child = self.grace = None
+        self.left.clear()
         while self.timers:
             self.timers.pop().cancel()
         if self.stop_signal:
@@ -333,6 +337,7 @@ class Supervisor:
                 for process in self._living_processes():
                     with suppress(psutil.NoSuchProcess):
                         if not is_deaf(process.cmdline()):
+                            self.left.add(process.pid)
                             is_late = time.monotonic() > kills_at
                             process.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
             time.sleep(LOOKS_FOR_ORPHANS)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
@@ -214,6 +215,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
             True,
         ),
         (f"{TRACE}{GLOO}\n", "lost a peer", True),
+        (f"{TRACE}EOFError\nmore: x\n", "lost a peer", True),
+        (f"{TRACE}EOFError: Ran out of input\n", "EOFError: Ran out of input", True),
         (
             f"{TRACE}{GLOO}\n{DIRECT_CAUSE}{TRACE}mine.SyncError: no gradients\n",
             "lost a peer",
@@ -296,6 +299,7 @@ SYNTAX = '  File "a/x.py", line 1\n    def f(:\nSyntaxError: invalid syntax'
             "ValueError: one two",
             f"{TRACE}ValueError: one\ntwo",
         ),
+        (f"{TRACE}AssertionError\na log: x\n", "AssertionError", f"{TRACE}AssertionError"),
         (
             f"{TRACE}ValueError: one\n" + "more\n" * 10,
             "ValueError: one" + " more" * 10,
@@ -303,6 +307,17 @@ SYNTAX = '  File "a/x.py", line 1\n    def f(:\nSyntaxError: invalid syntax'
         ),
         (
             f"{TRACE}ValueError: one\n" + "a log\n" * 11,
+            "ValueError: one",
+            f"{TRACE}ValueError: one",
+        ),
+        (
+            f"{TRACE}ValueError: one\ntwo\nerror: ValueError: one two [host a, local rank 1]\n"
+            "[rank: 1] Child process with PID 7 terminated with code 1. Forcefully\n",
+            "ValueError: one two",
+            f"{TRACE}ValueError: one\ntwo",
+        ),
+        (
+            f"{TRACE}ValueError: one\nChild process with PID 7 terminated with code 1\n",
             "ValueError: one",
             f"{TRACE}ValueError: one",
         ),
@@ -393,6 +408,32 @@ def test_the_effects_of_a_lost_peer_are_not_another_reason(act, says):
         act()
     (line,) = reasons
     assert line.startswith(says) and ("Connection closed by peer" in line) == ("lost" in says)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "free", "says"),
+    [
+        ("OSError", "[Errno 28] No space left on device", 99, "shared memory (/dev/shm) is full: "),
+        ("OSError", "[Errno 28] No space left on device", 2**20, "disk full: "),
+        ("OSError", "[Errno 28] No space left on device: '/a'", 99, "disk full: "),
+        ("RuntimeError", "PytorchStreamWriter failed", 99, "disk full: "),
+        (
+            "RuntimeError",
+            "unable to write to file </torch_9_1>: No space left on device (28)",
+            2**20,
+            "shared memory (/dev/shm) is full: ",
+        ),
+    ],
+)
+def test_what_has_no_space_is_shared_memory_or_the_disk(monkeypatch, kind, text, free, says):
+    room = SimpleNamespace(f_bavail=free, f_frsize=1)
+    monkeypatch.setattr(failures.os, "statvfs", lambda path: room)
+    assert explain(kind, text).startswith(says)
+
+
+def test_without_shared_memory_it_is_the_disk(monkeypatch):
+    monkeypatch.setattr(failures.os, "statvfs", lambda path: Path("/nowhere").stat())
+    assert explain("OSError", "[Errno 28] No space left on device").startswith("disk full: ")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ PEER = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}RuntimeError: [gloo/pair.
 ERROR = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}ValueError: x\n"))
 IMPORT = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}ModuleNotFoundError: x\n"))
 SYNTAX = ProgramFailed("x", ProgramEnd(1, None, '  File "a.py", line 1\n    x =\nSyntaxError: x\n'))
+TABS = ProgramFailed("x", ProgramEnd(1, None, f"{TRACE}TabError: x\n"))
 LEFT = ProgramFailed("x", ProgramEnd(3, None, ""))
 OTHER = StopReason("host algo-2: boom", is_local=False)
 RAISED = StopReason("a rank failed: ValueError: x", is_local=True)
@@ -61,6 +62,7 @@ KINDS = {
     "an accident of ours": (KeyError("x"), FaultKind.ERROR),
     "an import": (IMPORT, FaultKind.MISTAKE),
     "a syntax error": (SYNTAX, FaultKind.MISTAKE),
+    "tabs": (TABS, FaultKind.MISTAKE),
     "a mistake": (UserError("--a: found 1"), FaultKind.MISTAKE),
     "another host's": (OtherFailed(OTHER), FaultKind.EFFECT),
     "a stop": (Interrupted("interrupted, resume from step 3: x"), FaultKind.STOP),
@@ -97,12 +99,17 @@ def test_a_mistake_that_a_rank_has_noted(tmp_path):
 
 
 def test_the_step_is_that_of_the_rank_that_came_furthest(tmp_path):
-    assert job_end.fault_of(ERROR, Watch(tmp_path / "ranks")).step is None
+    def steps() -> tuple[int | None, int | None]:
+        fault = job_end.fault_of(ERROR, Watch(tmp_path / "ranks"))
+        return fault.step, fault.began_with
+
+    assert steps() == (None, None)
     progress = ProgressFile(tmp_path / "ranks")
+    assert steps() == (None, None)
     progress.begin(4)
-    assert job_end.fault_of(ERROR, Watch(tmp_path / "ranks")).step is None
+    assert steps() == (None, 4)
     progress.batch_ended(5)
-    assert job_end.fault_of(ERROR, Watch(tmp_path / "ranks")).step == 5
+    assert steps() == (5, 4)
 
 
 @pytest.fixture

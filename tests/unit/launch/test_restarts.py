@@ -45,6 +45,31 @@ TABLE = {
         [taken("rank 2 (pid 1): CUDA error at 0x1", 7)],
         "it came back at the same step",
     ),
+    "the same, by another launcher": (
+        [Fault("x: the rank with PID 99 was killed by SIGSEGV", FaultKind.DEATH, 7)],
+        [taken("x: rank 1 was killed by SIGSEGV", 7)],
+        "it came back at the same step",
+    ),
+    "the same before the next step": (
+        [Fault(KILLED, FaultKind.DEATH, None, 7)],
+        [taken(KILLED, 7)],
+        "it came back at the same step",
+    ),
+    "the same before another step": (
+        [Fault(KILLED, FaultKind.DEATH, None, 6)],
+        [taken(KILLED, 7)],
+        "",
+    ),
+    "the same before the first step": (
+        [Fault(KILLED, FaultKind.DEATH, None, 0)],
+        [taken(KILLED, 0)],
+        "it came back at the same step",
+    ),
+    "an error before the next step": (
+        [Fault("ValueError: boom", FaultKind.ERROR, None, 7)],
+        [],
+        "no step was trained",
+    ),
     "the same at the start": ([EARLY_DEATH], [taken(KILLED, None)], ""),
     "the same at the start, again": ([EARLY_DEATH], [taken(KILLED, None)] * 2, "it came back"),
     "others at the start": ([EARLY_DEATH], [taken(KILLED, None), taken("x", None)], ""),

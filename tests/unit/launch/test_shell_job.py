@@ -104,6 +104,33 @@ def test_a_traceback_that_the_driver_has_stripped_is_whole_again(tmp_path):
     assert str(ProgramFailed("x", end)) == ("x ended with exit status 1: ValueError: no column age")
 
 
+def failed_by(program: str, folder: Path, status: int = 1) -> ProgramFailed:
+    """Return the error of a program of Python's whose output SDK 3's driver has stripped."""
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-X", "faulthandler", "program.py"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    stripped = "".join(f"{line.strip()}\n" for line in run.stderr.splitlines())
+    end = shell_job.of_program(ProgramEnd(status, None, f"begun\n{stripped}{DRIVER}{HANDLER}"))
+    return ProgramFailed("x", end)
+
+
+def test_where_native_code_has_crashed_is_said(tmp_path):
+    crash = "import os\ndef f():\n    os.abort()\nf()\nimport json\n"
+    failed = failed_by(crash, tmp_path, 250)
+    assert str(failed) == "x was killed by SIGABRT: Fatal Python error: Aborted"
+    assert 'program.py", line 3 in f\n' in failed.trace
+    assert failed.trace.endswith('program.py", line 4 in <module>\n') and failed.is_death
+
+
+def test_a_file_that_cannot_be_compiled_is_named(tmp_path):
+    failed = failed_by("x = 1\ndef f(:\n", tmp_path)
+    assert (
+        str(failed)
+        == "x ended with exit status 1: SyntaxError: invalid syntax (program.py, line 2)"
+    )
+    assert failed.kind == "SyntaxError"
+
+
 def test_a_rank_of_torchrun_is_the_reason():
     trace = '[rank1]: Traceback (most recent call last):\n[rank1]: File "x.py", line 1, in f\n'
     trace += "[rank1]: g()\n[rank1]: KeyError: 'age'\n"

@@ -358,7 +358,7 @@ ENDS = {
         Watch(waited=OTHER, lost_peer=True),
         {"status": 1, "stderr": KILLED},
         [],
-        f"train.py ended with exit status 1: rank 1 was killed by SIGKILL: {OUT_OF_MEMORY}",
+        f"train.py: rank 1 was killed by SIGKILL: {OUT_OF_MEMORY}",
     ),
     "ended because of a rank": (
         Watch(known=OWN),
@@ -485,14 +485,26 @@ TELLS = {
     "a rank that was killed": (
         f"{ACCIDENT}{RANK.format(1, -9)}",
         1,
-        f"{ENDED}rank 1 was killed by SIGKILL: {OUT_OF_MEMORY}",
+        f"x: rank 1 was killed by SIGKILL: {OUT_OF_MEMORY}",
     ),
     "a rank that crashed, and one that missed it": (
         f"{LOST_PEER}{RANK.format(1, -11)}{RANK.format(0, 1)}",
         1,
-        f"{ENDED}rank 1 was killed by SIGSEGV",
+        "x: rank 1 was killed by SIGSEGV",
     ),
-    "a rank that crashed": (RANK.format(0, -6), 1, f"{ENDED}rank 0 was killed by SIGABRT"),
+    "a rank that crashed": (RANK.format(0, -6), 1, "x: rank 0 was killed by SIGABRT"),
+    "a rank that crashed, whose launcher Lightning has killed": (
+        "Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n"
+        "  <no Python frame>\nChild process with PID 7 terminated with code -11",
+        -9,
+        "x: the rank with PID 7 was killed by SIGSEGV",
+    ),
+    "a rank that ended itself after an error in native code": (
+        "terminate called after throwing an instance of 'std::runtime_error'\n"
+        f"  what():  no device\n{RANK.format(0, -6)}",
+        1,
+        f"{ENDED}std::runtime_error: no device",
+    ),
     "a rank that crashed after an error": (
         f"{RANK.format(0, -6)}{ACCIDENT}",
         1,
@@ -509,14 +521,16 @@ def test_why_a_program_failed(stderr, status, says):
 @pytest.mark.parametrize(
     ("stderr", "says"),
     [
-        (LOST_PEER, f"{ENDED}b was killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (LOST_PEER, f"x: b was killed by SIGKILL: {OUT_OF_MEMORY}"),
+        # A data worker that was sending to the rank prints it.
+        (f"{TRACE}EOFError\n{LOST_PEER}", f"x: b was killed by SIGKILL: {OUT_OF_MEMORY}"),
         (ACCIDENT, f"{ENDED}KeyError: 'x'"),
     ],
 )
 def test_a_rank_of_which_nobody_else_says_how_it_ended(stderr, says):
     ended_ranks = [("a", -6), ("b", -9), ("c", -11), ("d", 1)]
     error = ProgramFailed("x", ProgramEnd(1, None, stderr), ended_ranks)
-    assert str(error) == says and error.killed == ("b" if stderr == LOST_PEER else "")
+    assert str(error) == says and error.killed == ("" if stderr == ACCIDENT else "b")
 
 
 # What is told and written -------------------------------------------------------------------------

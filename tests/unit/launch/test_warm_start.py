@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from containers import ROOT
@@ -20,6 +21,7 @@ from containers import ROOT
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch import standby, warm_start
 from sagemaker_lightning.launch.standby import Rank, Standby
+from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.rank_progress import PREFIX, RECORD
 from sagemaker_lightning.process.parent_process import LAUNCHER_ENDED
 from sagemaker_lightning.process.supervisor import Started, Supervisor, adopt_orphans
@@ -283,13 +285,27 @@ def trained(tmp_path):
         process.wait()
 
 
-def asked(tmp_path, monkeypatch, hosts=("algo-1",), all_fork: bool = False) -> dict | None:
+def supervisor(tmp_path, program: int | None = None) -> Supervisor:
+    """Return one whose program has a PID: that of a rank that trains, if it is not given."""
+    found = Supervisor()
+    pid = program or next(rank_progress.read(tmp_path / "ranks")).pid
+    found.child = SimpleNamespace(pid=pid)
+    return found
+
+
+def asked(
+    tmp_path,
+    monkeypatch,
+    hosts=("algo-1",),
+    all_fork: bool = False,
+    program: int | None = None,
+) -> dict | None:
     """Return what a Standby asks its process for; None if it has no process."""
     monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
     (tmp_path / "cat.py").write_text(CAT)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
     here = SageMakerEnvironment(hosts=hosts, current_host=hosts[0])
-    with Standby(here, Supervisor()) as aside:
+    with Standby(here, supervisor(tmp_path, program)) as aside:
         return of(aside, tmp_path, all_fork)
 
 
@@ -315,7 +331,7 @@ def test_ranks_that_were_forked_are_started_again_as_at_first(trained, tmp_path,
     (tmp_path / "cat.py").write_text(CAT)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
     trained({"MINE": "0"}, {"LOCAL_RANK": "1", "MINE": "1"})
-    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
         first = of(aside, tmp_path)
         for file in tmp_path.glob(f"{PREFIX}*"):
             file.unlink()
@@ -354,7 +370,7 @@ def test_what_cannot_be_forked_is_said(trained, tmp_path, monkeypatch, capsys):
     script.write_text(CAT.replace('{"pid": pid}', '{"why_not": "x"}'))
     monkeypatch.setattr(standby, "SCRIPT", script)
     trained({"LOCAL_RANK": "0"})
-    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
         assert of(aside, tmp_path) is None and aside.process is None
     assert capsys.readouterr().err == "starting anew, as no process can be forked: x\n"
 
@@ -365,7 +381,7 @@ def test_a_process_that_does_not_answer_is_ended(trained, tmp_path, monkeypatch)
     (tmp_path / "hangs.py").write_text(WAITS)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "hangs.py")
     trained({"LOCAL_RANK": "0"})
-    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
         aside.prepare(tmp_path / "ranks", tmp_path)
         aside.thread.join(30)
         process = aside.process
@@ -375,7 +391,7 @@ def test_a_process_that_does_not_answer_is_ended(trained, tmp_path, monkeypatch)
 def test_ranks_of_torchrun_have_a_store_of_their_own(trained, tmp_path, monkeypatch):
     variables = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     trained(*({"LOCAL_RANK": str(n), "RANK": str(n)} | variables for n in (0, 1)), flags=("-u",))
-    for rank in asked(tmp_path, monkeypatch)["ranks"]:
+    for rank in asked(tmp_path, monkeypatch, program=os.getpid())["ranks"]:
         assert rank["variables"]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
@@ -385,7 +401,7 @@ def test_the_torchruns_of_several_hosts_start_their_ranks_together_or_none_does(
     """They meet where they met before, in a store of the first rank's own."""
     where = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "1234"}
     trained({"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"} | where)
-    hosts = {"hosts": ("algo-1", "algo-2")}
+    hosts = {"hosts": ("algo-1", "algo-2"), "program": os.getpid()}
     assert asked(tmp_path, monkeypatch, **hosts) is None
     (rank,) = asked(tmp_path, monkeypatch, **hosts, all_fork=True)["ranks"]
     assert {name: rank["variables"][name] for name in where} == where
@@ -398,7 +414,7 @@ def test_a_process_is_ready_once_it_can_fork(trained, tmp_path, monkeypatch):
     script.write_text("import os, sys\nos.read(0, 1)\nopen(sys.argv[1], 'x')\nos.read(0, 1)")
     monkeypatch.setattr(standby, "SCRIPT", script)
     trained({"LOCAL_RANK": "0"})
-    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
         assert not aside.is_ready
         aside.prepare(tmp_path / "ranks", tmp_path)
         aside.thread.join(30)
@@ -419,6 +435,18 @@ def test_a_process_is_ready_once_it_can_fork(trained, tmp_path, monkeypatch):
 def test_what_a_fork_cannot_run_starts_anew(trained, tmp_path, monkeypatch):
     trained({"LOCAL_RANK": "0"}, flags=("-I",))
     assert asked(tmp_path, monkeypatch) is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program"),
+    [({}, os.getpid()), ({"TORCHELASTIC_RUN_ID": "x"}, os.getppid())],
+    ids=["a script that trains", "a script that starts torchrun"],
+)
+def test_what_starts_ranks_and_may_have_more_to_do_starts_anew(
+    trained, tmp_path, monkeypatch, launcher, program
+):
+    trained({"LOCAL_RANK": "0"} | launcher)
+    assert asked(tmp_path, monkeypatch, program=program) is None
 
 
 def test_ranks_that_are_not_all_known_start_anew(trained, tmp_path, monkeypatch):

@@ -82,6 +82,29 @@ def test_a_rank_that_is_stopped_is_named(start, tmp_path):
     assert says.endswith(f"; the process {process.pid} is stopped")
 
 
+def test_what_has_launched_the_ranks_and_is_stopped_hangs(start, tmp_path):
+    """It would never learn that they have ended."""
+    launcher = start("works", "in a child")
+    (tmp_path / f"rank-{launcher.pid}").unlink()
+    while not (children := psutil.Process(launcher.pid).children()):
+        time.sleep(0.01)
+    note(tmp_path, children[0].pid)
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    assert watch.look(1000.0) == ""
+    launcher.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, launcher.pid, os.WSTOPPED | os.WNOWAIT)
+    children[0].kill()
+    note(tmp_path, children[0].pid, trains=False)
+    assert watch.look(1001.0) == watch.look(1000.0 + LIMIT - 1) == ""
+    says = f"the process {launcher.pid}, which has started its ranks, is stopped"
+    assert watch.look(1000.0 + LIMIT) == says
+    assert HangWatch(tmp_path / "ranks", LIMIT).look(1000.0 + LIMIT) == ""  # its time begins now
+    launcher.send_signal(signal.SIGCONT)
+    while psutil.Process(launcher.pid).status() == psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    assert watch.look(1000.0 + LIMIT) == ""
+
+
 @pytest.mark.parametrize("where", [[], ["in a child"]])
 def test_a_long_step_is_not_a_hang(start, tmp_path, where):
     """As long as the rank, or what it has started, such as a compiler, uses a processor."""

@@ -426,7 +426,7 @@ LEAVES_ONE = """
 import os, signal, time
 from pathlib import Path
 if os.fork():
-    os._exit(3)
+    os._exit(STATUS)
 os.setsid()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 time.sleep(20)
@@ -435,14 +435,18 @@ Path("outlived").touch()
 
 
 @pytest.mark.slow
-def test_who_waits_for_what_its_program_has_left_is_not_kept_waiting(tmp_path, monkeypatch):
+@pytest.mark.parametrize("status", [3, 0])
+def test_who_waits_for_what_its_program_has_left_is_not_kept_waiting(tmp_path, monkeypatch, status):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.2)
     monkeypatch.setattr(supervise, "LOOKS_FOR_ORPHANS", 0.05)
+    said = []
+    monkeypatch.setattr(supervise.log, "warning", said.append)
     (tmp_path / "driver.py").write_text(DEAF_DRIVER)
-    (tmp_path / "program.py").write_text(LEAVES_ONE)
+    (tmp_path / "program.py").write_text(LEAVES_ONE.replace("STATUS", str(status)))
     supervisor = Supervisor(is_deaf=lambda words: "driver.py" in words)
-    assert supervisor.run([sys.executable, "-S", "driver.py"], cwd=tmp_path).status == 3
+    assert supervisor.run([sys.executable, "-S", "driver.py"], cwd=tmp_path).status == status
     assert not (tmp_path / "outlived").exists()
+    assert len(said) == (status == 0) and all("has left running was ended" in line for line in said)
 
 
 def test_what_is_started_aside_outlives_the_program_and_may_start_the_next_one(tmp_path):

@@ -308,7 +308,7 @@ class Replacing(Aggregating):
     """Makes its loader of the newest dataset alone."""
 
     def train_dataloader(self):
-        return DataLoader(self.datasets[0], 2, shuffle=True)
+        return DataLoader(self.datasets[0], 1, shuffle=True)
 
 
 class Aggregates(Learner):
