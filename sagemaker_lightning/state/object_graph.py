@@ -173,6 +173,7 @@ def has_variables(owner: Any) -> bool:
     return isinstance(owner, (types.ModuleType, type, types.FunctionType))
 
 
+PACKAGE = __name__.partition(".")[0]
 ENTERED_CLASSES = (
     Added,
     nn.Module,
@@ -509,7 +510,8 @@ def attributes(value: Any) -> dict[str, Any]:
         return {
             name: member
             for name, member in namespace(value).items()
-            if type(member) is types.FunctionType or _is_method(class_, name)
+            if (type(member) is types.FunctionType or _is_method(class_, name))
+            and not _is_ours(member)
         }
     excluded = _handled_by_libraries(class_)
     if is_of(class_, Metric):
@@ -519,12 +521,18 @@ def attributes(value: Any) -> dict[str, Any]:
     values = {
         name: attribute
         for name, attribute in namespace(value).items()
-        if name not in excluded or type(attribute) in FUNCTIONS
+        if (name not in excluded or type(attribute) in FUNCTIONS) and not _is_ours(attribute)
     }
     for name in _slots(class_):
         if name not in excluded and hasattr(value, name):
             values[name] = getattr(value, name)
     return values
+
+
+def _is_ours(member: Any) -> bool:
+    """Return whether this package has put a method of its own objects there."""
+    owner = type(member.__self__) if type(member) is types.MethodType else None
+    return owner is not None and owner.__module__.partition(".")[0] == PACKAGE
 
 
 @kept

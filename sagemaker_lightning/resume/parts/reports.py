@@ -479,7 +479,8 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
         is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
         is_changed = is_changed or fingerprints.hides_state(unsaved.value)
-        return is_array or is_changed or isinstance(unsaved.value, CALLED)
+        is_lost = isinstance(unsaved.value, CALLED) or is_made_of_attributes(unsaved.value)
+        return is_array or is_changed or is_lost
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     # The callback that has added one does not add it again.
     is_callback = (unsaved.path, unsaved.name) == ("trainer", "callbacks")

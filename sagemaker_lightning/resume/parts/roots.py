@@ -73,6 +73,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
     plugins = {
         "strategy": trainer.strategy,
         "precision": getattr(trainer.strategy, "precision_plugin", None),
+        "checkpoint_io": getattr(trainer.strategy, "checkpoint_io", None),
+        "profiler": getattr(trainer, "profiler", None),
     }
     objects |= {
         name: added_to(plugin)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import enum
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -20,6 +21,7 @@ from sagemaker_lightning.state.graph.kinds.memory import (
     is_readable,
     torch_dtype,
 )
+from sagemaker_lightning.state.object_graph import is_library_class
 
 SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Classes whose values a record has as they are."""
@@ -135,6 +137,15 @@ def encode(value: Any) -> list[Any]:
     raise NotSaved(class_name(class_))
 
 
+def library_enum(name: Any) -> type | None:
+    """Return the enum of a library that is imported, by its name; None if there is none."""
+    module, _, own_name = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+    class_ = vars(sys.modules[module]).get(own_name) if module in sys.modules else None
+    if not (isinstance(class_, enum.EnumMeta) and is_library_class(class_)):
+        return None
+    return class_ if class_name(class_) == name else None
+
+
 def decode(note: list[Any], classes: Mapping[str, type]) -> Any:
     """Return the value that `encode` was given.
 
@@ -151,7 +162,7 @@ def decode(note: list[Any], classes: Mapping[str, type]) -> Any:
             raise refusal(kind)
         return tuple(details)
     if kind in ("enum", "flag"):
-        class_ = known_class(classes, details[0])
+        class_ = library_enum(details[0]) or known_class(classes, details[0])
         if isinstance(class_, enum.EnumMeta):
             if kind == "flag" and issubclass(class_, enum.Flag) and type(details[1]) is int:
                 return class_(details[1])

@@ -407,7 +407,8 @@ class Encoder:
         elif key in NAMES_OF_FACTORIES:
             reference = ["factory", NAMES_OF_FACTORIES[key]]
         elif key not in self.nodes:
-            if isinstance(part, enum.Enum):
+            is_enum = isinstance(part, enum.Enum)
+            if is_enum and atoms.library_enum(class_name(class_)) is not class_:
                 self._check_class(class_)
             return atoms.encode(part)
         elif self._is_new(key):

@@ -210,14 +210,19 @@ def is_made_of_attributes(value: Any) -> bool:
     return _ARE_ATTRIBUTES[class_]
 
 
-def _copies_attributes(value: Any) -> bool:
-    class_ = type(value)
+def may_be_of_values(class_: type) -> bool:
+    """Return whether nothing in a library's class says that its objects are more than values."""
     is_handle = class_.__module__.partition(".")[0] in fingerprints.HANDLES
     if is_handle or not is_library_class(class_) or class_.__module__.startswith(LIGHTNINGS):
         return False
-    if issubclass(class_, (*BASES, tuple)) or any(
+    return not issubclass(class_, (*BASES, tuple)) and not any(
         hasattr(class_, name) for name in MORE_THAN_VALUES
-    ):
+    )
+
+
+def _copies_attributes(value: Any) -> bool:
+    class_ = type(value)
+    if not may_be_of_values(class_):
         return False
     try:
         make, arguments, state, *elements = value.__reduce_ex__(2)

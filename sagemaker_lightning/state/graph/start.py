@@ -19,7 +19,15 @@ from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_nam
 from sagemaker_lightning.state.graph.kinds.code import LAYERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
-from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, PLAIN, Node, key_of, scan
+from sagemaker_lightning.state.graph.nodes import (
+    GENERATOR,
+    LIBRARYS,
+    PLAIN,
+    Node,
+    key_of,
+    may_be_of_values,
+    scan,
+)
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
     has_variables,
@@ -264,7 +272,8 @@ class Start:
         """The classes of which a record may have new objects, by name.
 
         They are those of the objects of the start, those that the user's own modules have in which
-        these are defined, and some of libraries.
+        these are defined, and some of libraries: also those that these modules have got by name,
+        if their objects may be values, such as an estimator.
         """
         found = {**OF_LIBRARIES}
         modules: set[str] = set()
@@ -278,6 +287,12 @@ class Start:
         for name in sorted(modules):
             if (module := sys.modules.get(name)) is not None:
                 found = classes_of_module(vars(module)) | found
+                imported = (value for value in vars(module).values() if isinstance(value, type))
+                found |= {
+                    class_name(class_): class_
+                    for class_ in imported
+                    if vars(object)["__new__"] is class_.__new__ and may_be_of_values(class_)
+                }
         return found
 
 
