@@ -434,6 +434,17 @@ def loaded(trainer: Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector._loaded_checkpoint
 
 
+def newest_saved(callback: ModelCheckpoint) -> tuple[int, str]:
+    """Return the optimizer step and the path of what a callback has saved last; 0 and "" before."""
+    return callback._last_global_step_saved, callback._last_checkpoint_saved
+
+
+def set_newest_saved(callback: ModelCheckpoint, step: int, path: str) -> None:
+    """Have a callback know what was saved last."""
+    callback._last_global_step_saved = step
+    callback._last_checkpoint_saved = path
+
+
 def keep_files(callback: ModelCheckpoint, keeps: Callable[[str], bool]) -> None:
     """Have a ModelCheckpoint not remove the files for whose paths `keeps` returns True."""
     callback._remove_checkpoint = _Removal(callback, keeps).remove  # type: ignore[method-assign]  # of this one

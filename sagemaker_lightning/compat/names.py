@@ -132,6 +132,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             ),
         },
         CALLBACKS: {
+            "ModelCheckpoint._last_checkpoint_saved": "attribute",
+            "ModelCheckpoint._last_global_step_saved": "attribute",
             "ModelCheckpoint._remove_checkpoint": "(self, trainer, filepath)",
             "ModelCheckpoint._save_checkpoint": "(self, trainer, filepath)",
             "ModelCheckpoint._save_topk_checkpoint": "(self, trainer, monitor_candidates)",

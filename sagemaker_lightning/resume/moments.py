@@ -224,6 +224,10 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     def setup_data(self) -> None:
         """Create the validation data."""
         trains = self.of.is_training
+        if trains and self.trainer.sanity_checking and self.loaders is not None:
+            # They are as old as those of the interrupted run: its next validation may make others,
+            # of what training has changed, which is not restored yet.
+            return
         with self.of.validation_data_needed(self) if trains else nullcontext():
             super().setup_data()
 

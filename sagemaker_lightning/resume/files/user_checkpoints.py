@@ -18,7 +18,12 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from sagemaker_lightning.compat.lightning_checkpoints import BestCheckpoint, keep_files
+from sagemaker_lightning.compat.lightning_checkpoints import (
+    BestCheckpoint,
+    keep_files,
+    newest_saved,
+    set_newest_saved,
+)
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 
 PATHS = "best_model_path", "kth_best_model_path", "last_model_path"
@@ -54,6 +59,44 @@ def overwrite_later_files(trainer: Trainer, saved_names: Mapping[str, Sequence[s
         if later and trainer.is_global_zero:
             exists = _FilesToRewrite(callback, later).exists
             callback.file_exists = exists  # type: ignore[method-assign]  # of this callback alone
+
+
+def last_saved(trainer: Trainer) -> dict[str, tuple[int, str]]:
+    """Return step and file name of what each ModelCheckpoint has saved last, by its state key.
+
+    The name is "" if it is not below the callback's folder. Our own callback for the best model is
+    left out.
+    """
+    return {
+        callback.state_key: (step, _name_below(path, callback.dirpath))
+        for callback in _users_callbacks(trainer)
+        for step, path in [newest_saved(callback)]
+    }
+
+
+def set_last_saved(trainer: Trainer, saved: Mapping[str, Any], step: int) -> None:
+    """Give each ModelCheckpoint what `last_saved` has returned.
+
+    Args:
+        trainer: Lightning's trainer.
+        saved: It; a checkpoint has it, which is input.
+        step: The optimizer step of the checkpoint: none was saved after it.
+    """
+    for callback in _users_callbacks(trainer):
+        at, name = saved.get(callback.state_key, (0, ""))
+        path = _joined(callback.dirpath, str(name)) if name else ""
+        is_own = bool(_name_below(path, callback.dirpath)) and _is_named_by(callback, path)
+        if type(at) is int and 0 <= at <= step:
+            set_newest_saved(callback, at, path if is_own else "")
+
+
+def _users_callbacks(trainer: Trainer) -> list[ModelCheckpoint]:
+    """Return the ModelCheckpoints, but for our own."""
+    return [
+        callback
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint) and not isinstance(callback, BestCheckpoint)
+    ]
 
 
 class _FilesToRewrite:

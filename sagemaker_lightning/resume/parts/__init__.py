@@ -13,7 +13,11 @@ from sagemaker_lightning.resume.parts.epoch_sums import EpochSums
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
 from sagemaker_lightning.resume.parts.gradients import Gradients
-from sagemaker_lightning.resume.parts.lightning_callbacks.model_checkpoint import ModelFiles
+from sagemaker_lightning.resume.parts.lightning_callbacks.learning_rates import NotedRates
+from sagemaker_lightning.resume.parts.lightning_callbacks.model_checkpoint import (
+    LastSaved,
+    ModelFiles,
+)
 from sagemaker_lightning.resume.parts.lightning_callbacks.model_pruning import SharedPrunedWeights
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import SearchResults
 from sagemaker_lightning.resume.parts.lightning_callbacks.states import Callbacks
@@ -48,8 +52,10 @@ PARTS: tuple[type[Part], ...] = (
     AveragingState,
     Callbacks,
     ModelFiles,
+    LastSaved,
     SearchResults,
     ThroughputCounts,
+    NotedRates,
     Limits,
     Counters,
     ShouldStop,

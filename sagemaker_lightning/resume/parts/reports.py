@@ -479,8 +479,9 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
         is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
         is_changed = is_changed or fingerprints.hides_state(unsaved.value)
-        is_lost = isinstance(unsaved.value, CALLED) or is_made_of_attributes(unsaved.value)
-        return is_array or is_changed or is_lost
+        is_new = type(before.get(unsaved.name)) is not type(unsaved.value)
+        is_lost = is_new and is_made_of_attributes(unsaved.value)
+        return is_array or is_changed or is_lost or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     # The callback that has added one does not add it again.
     is_callback = (unsaved.path, unsaved.name) == ("trainer", "callbacks")

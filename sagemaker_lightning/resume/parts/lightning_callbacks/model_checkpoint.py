@@ -12,6 +12,25 @@ from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
+class LastSaved(Part):
+    """What each ModelCheckpoint of the user's has saved last: its step, and its file's name."""
+
+    key = "last_saved"
+    what = "what each ModelCheckpoint has saved last"
+    place = Place.FIRST
+    moments = (Moment.LOADING,)
+
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> dict[str, tuple[int, str]]:
+        """Return step and name by the callbacks' state keys."""
+        return user_checkpoints.last_saved(self.trainer)
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Let each callback know it: it saves no step twice, and writes no other last model."""
+        user_checkpoints.set_last_saved(self.trainer, saved, self.resumed.step)
+
+
 class ModelFiles(Part):
     """The names of the files that each ModelCheckpoint has in its folder."""
 

@@ -252,7 +252,9 @@ def empty(class_: type, scalar: Any = None) -> Any:
         if type(scalar) is not scalar_class:
             raise refusal(class_name(class_))
         return scalar_class.__new__(class_, scalar)
-    base: type[object] = next((base for base in BASES if issubclass(class_, base)), object)
+    # Python lets each of these make the objects of its own classes alone.
+    bases = (*BASES, types.SimpleNamespace)
+    base: type[object] = next((base for base in bases if issubclass(class_, base)), object)
     return base.__new__(class_)
 
 

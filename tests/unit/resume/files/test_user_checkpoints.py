@@ -1,6 +1,7 @@
 """resume/files/user_checkpoints.py: the files that a ModelCheckpoint of the user's writes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from checkpoint_folders import without_ranks
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from sagemaker_lightning.compat.lightning_checkpoints import newest_saved, set_newest_saved
 from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.resume.files.best_model import BestModel
 
@@ -45,6 +47,29 @@ def test_a_checkpoint_names_no_file_outside_of_its_folder(tmp_path: Path, monkey
     kept = {"retired": {"s3://bucket/run/epoch=0-step=9.ckpt": 0}}
     on_s3.load_state_dict(on_s3.state_dict() | kept)
     assert on_s3.retired == kept["retired"]
+
+
+def test_what_was_saved_last_is_known(tmp_path):
+    """The path is one of the callback's own: Lightning may link to it."""
+
+    def of(*callbacks: ModelCheckpoint) -> SimpleNamespace:
+        return SimpleNamespace(checkpoint_callbacks=[*callbacks])
+
+    there = ModelCheckpoint(tmp_path / "there", monitor="loss")
+    set_newest_saved(there, 9, str(tmp_path / "there/epoch=0-step=9.ckpt"))
+    saved = user_checkpoints.last_saved(of(there, BestModel(tmp_path, monitor="loss")))
+    assert saved == {there.state_key: (9, "epoch=0-step=9.ckpt")}
+    here = ModelCheckpoint(tmp_path / "here", monitor="loss")
+    for at, name, known in (
+        (9, "epoch=0-step=9.ckpt", (9, str(tmp_path / "here/epoch=0-step=9.ckpt"))),
+        (9, "../code.ckpt", (9, "")),
+        (9, "code.py", (9, "")),
+        (10, "epoch=0-step=10.ckpt", (0, "")),
+        (-1, "", (0, "")),
+    ):
+        set_newest_saved(here, 0, "")
+        user_checkpoints.set_last_saved(of(here), {here.state_key: (at, name)}, step=9)
+        assert newest_saved(here) == known
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.plugins import Precision
+from pytorch_lightning.plugins import Precision, TorchCheckpointIO
+from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
+from scipy.sparse import csr_matrix
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torchvision.transforms import InterpolationMode
 from untrained import in_epoch_5, run_of
 from user_state import (
     UNSAVED,
@@ -402,6 +405,49 @@ def test_callbacks_that_training_adds_and_removes():
     again = state_of(Model(), Tally(), Tally())
     again.restore(other.encode_changes())
     assert [each.count for each in again.trainer.callbacks] == [4, 6]
+
+
+def test_objects_of_libraries_that_training_makes_come_back(capsys):
+    """The code has their classes by name; an enum is one wherever it is."""
+
+    def started() -> tuple[UserState, Tally]:
+        tally = Tally()
+        tally.matrix = None
+        tally.mode = InterpolationMode.BILINEAR
+        return state_of(Model(), tally), tally
+
+    state, tally = started()
+    tally.matrix, tally.mode = csr_matrix(np.eye(2)), InterpolationMode.NEAREST
+    saved = state.encode_changes()
+    assert capsys.readouterr().out == ""
+    other, restored = started()
+    other.restore(saved)
+    assert restored.matrix.toarray().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert restored.mode is InterpolationMode.NEAREST
+
+
+def test_plugins_of_ones_own_come_back():
+    class CountingProfiler(PassThroughProfiler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+    class CountingIO(TorchCheckpointIO):
+        def __init__(self) -> None:
+            self.names = []
+
+    def started() -> tuple[UserState, CountingProfiler, CountingIO]:
+        profiler, files = CountingProfiler(), CountingIO()
+        options = {"profiler": profiler, "plugins": [files]}
+        return state_of(Model(), **options), profiler, files
+
+    state, profiler, files = started()
+    profiler.count = 3
+    files.names.append("a")
+    saved = state.encode_changes()
+    other, restored, restored_files = started()
+    other.restore(saved)
+    assert restored.count == 3 and restored_files.names == ["a"]
 
 
 def test_a_librarys_callback_that_training_adds_is_named(capsys):

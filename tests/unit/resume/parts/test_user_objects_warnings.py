@@ -225,13 +225,22 @@ def test_what_has_state_and_is_made_while_training_is_reported_before_an_interru
 def test_a_librarys_object_in_the_place_of_another_is_reported_if_it_holds_something_else(
     capsys, make, first, other
 ):
-    model = Model(own=make(first), later=None)
+    model = Model(own=make(first))
     state = state_of(model)
-    model.own, model.later = make(first), make(other)
+    model.own = make(first)
     assert told(capsys, state) == []
     model.own = make(other)
     (line,) = told(capsys, state)
     assert line.startswith("user_state.Model.own is a") and "no checkpoint can hold" in line
+
+
+def test_a_librarys_values_are_reported_if_the_code_has_no_name_for_their_class(capsys):
+    """A writer, such as of a table, is made again by the code that made it."""
+    model = Model(later=None, writer=None)
+    state = state_of(model)
+    model.later, model.writer = scipy.stats.norm(1.0), csv.writer(io.StringIO())
+    (line,) = told(capsys, state)
+    assert line.startswith("user_state.Model.later is a scipy.stats")
 
 
 def test_what_a_librarys_object_has_got_and_cannot_be_saved_is_reported(capsys):

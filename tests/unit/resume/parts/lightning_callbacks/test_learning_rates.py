@@ -1,0 +1,22 @@
+"""A LearningRateMonitor has the rates of all steps, whenever it was interrupted."""
+
+from pytorch_lightning.callbacks import LearningRateMonitor
+from untrained import in_epoch_5, run_of
+
+from sagemaker_lightning.resume.parts.lightning_callbacks.learning_rates import NotedRates
+from sagemaker_lightning.resume.parts.part import Moment
+
+
+def part_of(monitor: LearningRateMonitor) -> NotedRates:
+    monitor.lrs = {"lr-SGD": [], "lr-Adam": []}
+    return run_of(in_epoch_5(callbacks=[monitor])).part(NotedRates)
+
+
+def test_the_rates_come_back():
+    monitor, resumed = LearningRateMonitor(), LearningRateMonitor()
+    part = part_of(monitor)
+    monitor.lrs["lr-SGD"] += [0.1, 0.05]
+    saved = part.save(None, None)
+    saved[0]["trainer"] = saved[0]["lr-SGD"]
+    part_of(resumed).restore(saved, Moment.TRAINING)
+    assert resumed.lrs == {"lr-SGD": [0.1, 0.05], "lr-Adam": []}
