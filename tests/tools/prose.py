@@ -39,6 +39,7 @@ PHRASES_OF_PAGES = {
 """What is looked for in pages alone: messages that tests and programs read have these, too."""
 
 OF_OTHERS = {
+    "CheckpointIO": "Lightning's",
     "ELBOModule": "pyro's",
     "MLFLOW_TRACKING_URI": "MLflow's",
     "MultiheadAttention": "torch's",

@@ -429,6 +429,12 @@ def _has_weights(value: Any) -> bool:
     return isinstance(value, nn.Module) and bool(value.state_dict())
 
 
+def _has_arrays(value: Any) -> bool:
+    """Return whether an object has arrays or tensors in its attributes."""
+    held = object_graph.namespace(value).values()
+    return any(isinstance(each, (torch.Tensor, np.ndarray)) for each in held)
+
+
 def _is_another(before: Any, now: Any) -> bool:
     """Return whether two objects are of one class and hold different things."""
     if type(before) is not type(now):
@@ -480,7 +486,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
         is_changed = is_changed or fingerprints.hides_state(unsaved.value)
         is_new = type(before.get(unsaved.name)) is not type(unsaved.value)
-        is_lost = is_new and is_made_of_attributes(unsaved.value)
+        is_lost = is_new and (is_made_of_attributes(unsaved.value) or _has_arrays(unsaved.value))
         return is_array or is_changed or is_lost or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     # The callback that has added one does not add it again.

@@ -441,3 +441,20 @@ def test_a_drill_records_a_training_once(tmp_path, monkeypatch):
     assert saved(tmp_path / "run") == {2: "batch", 3: "epoch"}
     kinds = [json.loads(line)["at"][0] for line in (tmp_path / "steps-0.jsonl").open()]
     assert kinds == ["start", "batch", "batch", "batch", "epoch", "end"]
+
+
+def test_scripted_parts_are_not_optimized_by_their_first_runs(tmp_path):
+    """A resumed run has first runs again, whose bits may be others."""
+    flags = []
+
+    class Scripted(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.jit.script(torch.nn.Linear(2, 1))
+
+        def on_train_start(self):
+            flags.append(torch._C._get_graph_executor_optimize())
+
+    trainer(tmp_path, max_epochs=1).fit(Scripted())
+    flags.append(torch._C._get_graph_executor_optimize())
+    assert flags == [False, True]

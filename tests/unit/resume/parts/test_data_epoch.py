@@ -323,6 +323,46 @@ class Aggregates(Learner):
         super().on_train_epoch_end()
 
 
+class Folding(pl.LightningDataModule):
+    """Has a fold of its data for the validation, another one in each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples = TensorDataset(torch.arange(24.0).view(12, 2) / 24)
+        self.fold = 0
+
+    def of(self, *folds: int) -> DataLoader:
+        rows = [number for number in range(12) if number % 3 in folds]
+        return DataLoader(Subset(self.samples, rows), 2)
+
+    def train_dataloader(self):
+        return self.of(*({0, 1, 2} - {self.fold}))
+
+    def val_dataloader(self):
+        return self.of(self.fold)
+
+
+class Folds(Learner):
+    """Takes the next fold at the end of each epoch."""
+
+    def validation_step(self, batch, batch_idx):
+        if not self.trainer.sanity_checking:
+            self.events.append(f"validates {batch[0].sum().item()}")
+
+    def on_train_epoch_end(self):
+        self.trainer.datamodule.fold = (self.trainer.datamodule.fold + 1) % 3
+        super().on_train_epoch_end()
+
+
+def fold_on(folder: Path, stop: str = "") -> list:
+    """Validate on data that follow what training has changed, after a check before training."""
+    as_in_a_new_process()
+    torch.manual_seed(1)
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1, "num_sanity_val_steps": 1}
+    trainer(folder, **options).fit(model := Folds(stop), datamodule=Folding())
+    return model.events
+
+
 class Narrowing(torch.utils.data.Sampler):
     """Draws batches of the samples with the greatest losses, of fewer from epoch to epoch."""
 
@@ -392,7 +432,7 @@ def narrow_on(folder: Path, stop: str = "") -> list:
 
 
 @pytest.mark.parametrize("stop", ["end 1", "epoch 2", "batch 2:1", "batch 3:1"])
-@pytest.mark.parametrize("train", [grow_on, aggregate_on, replace_on, narrow_on])
+@pytest.mark.parametrize("train", [grow_on, aggregate_on, replace_on, fold_on, narrow_on])
 def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capfd, train, stop):
     """What training gives an object that is there from the start is no part of new loaders."""
     alone = train(tmp_path / "alone")

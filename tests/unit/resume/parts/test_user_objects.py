@@ -412,18 +412,19 @@ def test_objects_of_libraries_that_training_makes_come_back(capsys):
 
     def started() -> tuple[UserState, Tally]:
         tally = Tally()
-        tally.matrix = None
+        tally.matrix = tally.space = None
         tally.mode = InterpolationMode.BILINEAR
         return state_of(Model(), tally), tally
 
     state, tally = started()
     tally.matrix, tally.mode = csr_matrix(np.eye(2)), InterpolationMode.NEAREST
+    tally.space = SimpleNamespace(best=3)
     saved = state.encode_changes()
     assert capsys.readouterr().out == ""
     other, restored = started()
     other.restore(saved)
     assert restored.matrix.toarray().tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    assert restored.mode is InterpolationMode.NEAREST
+    assert restored.mode is InterpolationMode.NEAREST and restored.space.best == 3
 
 
 def test_plugins_of_ones_own_come_back():
