@@ -419,7 +419,8 @@ class ExactResume(EarlyCallback):
         self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())
         if any(isinstance(each, torch.jit.ScriptModule) for each in pl_module.modules()):
             # It is optimized by what its first runs were like: a resumed run has first runs again.
-            self.changed.enter_context(torch.jit.optimized_execution(False))
+            unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # public
+            self.changed.enter_context(unoptimized)
         moments.install(trainer, self.run)
         if type(strategy.checkpoint_io) is TorchCheckpointIO:
             # The command line reads its models without running code. In a program of the user's
