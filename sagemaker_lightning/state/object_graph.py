@@ -511,7 +511,7 @@ def attributes(value: Any) -> dict[str, Any]:
             name: member
             for name, member in namespace(value).items()
             if (type(member) is types.FunctionType or _is_method(class_, name))
-            and not _is_ours(member)
+            and not _is_our_method(member)
         }
     excluded = _handled_by_libraries(class_)
     if is_of(class_, Metric):
@@ -521,7 +521,7 @@ def attributes(value: Any) -> dict[str, Any]:
     values = {
         name: attribute
         for name, attribute in namespace(value).items()
-        if (name not in excluded or type(attribute) in FUNCTIONS) and not _is_ours(attribute)
+        if (name not in excluded or type(attribute) in FUNCTIONS) and not _is_our_method(attribute)
     }
     for name in _slots(class_):
         if name not in excluded and hasattr(value, name):
@@ -529,7 +529,7 @@ def attributes(value: Any) -> dict[str, Any]:
     return values
 
 
-def _is_ours(member: Any) -> bool:
+def _is_our_method(member: Any) -> bool:
     """Return whether this package has put a method of its own objects there."""
     owner = type(member.__self__) if type(member) is types.MethodType else None
     return owner is not None and owner.__module__.partition(".")[0] == PACKAGE

@@ -310,8 +310,8 @@ def test_a_container_that_loses_sigterm_is_named_once(
 
 def test_a_rank_may_outlive_its_launcher_except_while_it_trains(tmp_path: Path, monkeypatch):
     class Sees(pl.Callback):
-        def on_train_batch_start(self, *_):
-            set_signals.append("trains")
+        def on_train_batch_start(self, *_):  # what it had closed over would come back
+            parent_process._set_death_signal("trains")
 
     set_signals = []
     monkeypatch.setattr(parent_process, "_set_death_signal", set_signals.append)
