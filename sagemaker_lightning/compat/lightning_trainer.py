@@ -117,6 +117,11 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     return callbacks
 
 
+def set_callbacks(trainer: Trainer, callbacks: list[Callback]) -> None:
+    """Set a trainer's callbacks."""
+    trainer.callbacks = callbacks  # type: ignore[attr-defined]  # see above
+
+
 def data_module_of(trainer: Trainer) -> LightningDataModule | None:
     """Return a trainer's data module; None without one."""
     data_module: LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]

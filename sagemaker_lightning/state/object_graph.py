@@ -531,8 +531,12 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def _is_our_method(member: Any) -> bool:
     """Return whether this package has put a method of its own objects there."""
-    owner = type(member.__self__) if type(member) is types.MethodType else None
-    return owner is not None and owner.__module__.partition(".")[0] == PACKAGE
+    return type(member) is types.MethodType and is_ours(member.__self__)
+
+
+def is_ours(value: Any) -> bool:
+    """Return whether a value is an object of a class of this package's."""
+    return type(value).__module__.partition(".")[0] == PACKAGE
 
 
 @kept

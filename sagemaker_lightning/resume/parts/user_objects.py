@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
 from torch import nn
 
 from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of, set_callbacks
 from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.resume.parts import start_hooks
@@ -252,9 +254,29 @@ class UserObjects(Part):
             restored = node if is_late else before_hooks(node)
             return restored and accepted(restored, incomplete, own)
 
-        self.graph.restore(saved["graph"], accept)
-        if "newer graph" in saved:
-            self.graph.restore(saved["newer graph"], accept)
+        with self._own_callbacks_kept():
+            self.graph.restore(saved["graph"], accept)
+            if "newer graph" in saved:
+                self.graph.restore(saved["newer graph"], accept)
+
+    @contextmanager
+    def _own_callbacks_kept(self) -> Iterator[None]:
+        """Leave the trainer's callbacks as they are if a record does not leave those it has to.
+
+        A record is input: without ours, and those that write checkpoints, nothing is as it was.
+        """
+        callbacks = callbacks_of(self.trainer)
+        before = [*callbacks]
+        yield
+        needed = {
+            id(each)
+            for each in before
+            if isinstance(each, Checkpoint) or object_graph.is_ours(each)
+        }
+        is_whole = needed <= set(map(id, callbacks))
+        if not (is_whole and all(isinstance(each, Callback) for each in callbacks)):
+            callbacks[:] = before
+        set_callbacks(self.trainer, callbacks)
 
     def _missing_attributes(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return the attributes that were saved as present and are missing now.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins import Precision, TorchCheckpointIO
 from pytorch_lightning.profilers import PassThroughProfiler
@@ -405,6 +405,22 @@ def test_callbacks_that_training_adds_and_removes():
     again = state_of(Model(), Tally(), Tally())
     again.restore(other.encode_changes())
     assert [each.count for each in again.trainer.callbacks] == [4, 6]
+
+
+def test_callbacks_that_write_checkpoints_stay():
+    """Without the one that resumes, nothing would be as it was; a record may be forged."""
+
+    def started() -> UserState:
+        return state_of(Model(), Tally(), ModelCheckpoint(), enable_checkpointing=True)
+
+    for replaces in (True, False):
+        state, other = started(), started()
+        state.trainer.callbacks.pop()
+        if replaces:
+            state.trainer.callbacks = []
+        callbacks = [*other.trainer.callbacks]
+        other.restore(state.encode_changes())
+        assert other.trainer.callbacks == callbacks
 
 
 def test_objects_of_libraries_that_training_makes_come_back(capsys):
