@@ -122,8 +122,7 @@ class EarlyReason:
     def __exit__(self, *_: object) -> None:
         file = failure_file(os.environ)
         if file and self.reason and failures.written(file) == self.reason:
-            with suppress(OSError):
-                file.unlink()
+            _forget_failure()
 
 
 def variables(restarts: Restarts) -> dict[str, str]:
@@ -178,7 +177,7 @@ def _restart(
 
 
 def _forget_failure() -> None:
-    """Remove the reason that a rank has written: it ended an attempt, not the job."""
+    """Remove the reason in the failure file: it is not that of the job's end."""
     if file := failure_file(os.environ):
         with suppress(OSError):
             file.unlink(missing_ok=True)

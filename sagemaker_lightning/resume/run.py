@@ -469,8 +469,9 @@ class Run:
 
     def training_begins(self) -> None:
         """Restore everything, once all hooks that begin training have run; check it."""
-        start = first_start.read(self.folder.path) if self.options.saves else None
-        if start and not self.resumed:
+        is_new = self.options.saves and not self.resumed
+        start = first_start.read(self.folder.path) if is_new else None
+        if start:
             user_checkpoints.overwrite_later_files(self.trainer, start.model_files)
         self.mark_start()
         if self.resumed:

@@ -92,11 +92,11 @@ def set_last_saved(trainer: Trainer, saved: Mapping[str, Any], step: int) -> Non
 
 def _users_callbacks(trainer: Trainer) -> list[ModelCheckpoint]:
     """Return the ModelCheckpoints, but for our own."""
-    return [
-        callback
-        for callback in trainer.checkpoint_callbacks
-        if isinstance(callback, ModelCheckpoint) and not isinstance(callback, BestCheckpoint)
-    ]
+    return [each for each in _model_checkpoints(trainer) if not isinstance(each, BestCheckpoint)]
+
+
+def _model_checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
 
 
 class _FilesToRewrite:
@@ -125,14 +125,9 @@ def _to_rewrite(callback: ModelCheckpoint) -> set[str]:
 
 def _callbacks_with_folders(trainer: Trainer) -> list[tuple[ModelCheckpoint, Path]]:
     """Return each ModelCheckpoint that has a local folder, and the folder."""
-    callbacks = [
-        callback
-        for callback in trainer.checkpoint_callbacks
-        if isinstance(callback, ModelCheckpoint)
-    ]
     return [
         (callback, Path(callback.dirpath))
-        for callback in callbacks
+        for callback in _model_checkpoints(trainer)
         if callback.dirpath and Path(callback.dirpath).is_dir()
     ]
 
@@ -154,8 +149,8 @@ def own_states(trainer: Trainer, states: Mapping[str, Any]) -> dict[str, Any]:
         states: The states in a checkpoint, by the callbacks' state keys.
     """
     own = {}
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+    for callback in _model_checkpoints(trainer):
+        if callback.state_key in states:
             state = states[callback.state_key]
             own_state = own[callback.state_key] = with_own_files(callback, state)
             if not isinstance(callback, BestCheckpoint):
