@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from sagemaker_lightning.contract.command_line import Parser
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks, gpu_driver
@@ -69,7 +70,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(
+    Parser(
         prog="python -m sagemaker_lightning.doctor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

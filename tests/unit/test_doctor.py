@@ -689,3 +689,10 @@ def test_torch_that_takes_too_long_is_wrong(monkeypatch, gpu_machine):
 def test_torch_for_the_cpu_is_not_asked(monkeypatch, gpu_machine):
     monkeypatch.setattr(gpu_driver, "installed_cuda", lambda: "")
     assert found(gpu_machine, program.ask_torch) == []
+
+
+def test_a_mistake_in_the_flags_is_one_line():
+    command = [sys.executable, "-m", "sagemaker_lightning.doctor", "--wrong"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    line = "error: unrecognized arguments: --wrong; --help lists all flags\n"
+    assert (ended.returncode, ended.stderr) == (2, line)
