@@ -95,7 +95,7 @@ class Divergence(Callback):
         }:
             self.warned |= not_finite.keys()
             log.warning(
-                f"warning: {', '.join(f'{name}={value}' for name, value in not_finite.items())} in "
+                f"{', '.join(f'{name}={value}' for name, value in not_finite.items())} in "
                 f"the validation of epoch {trainer.current_epoch + 1}, step {trainer.global_step}; "
                 "no model becomes the best one by such a value; look for NaN in the validation "
                 "data and for what divides by zero; this warning comes once for each metric"

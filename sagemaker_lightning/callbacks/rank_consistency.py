@@ -103,7 +103,7 @@ class RankConsistency(Callback):
                 if arguments.get("static_graph") and trainer.is_global_zero:
                     # It reorders them in any case.
                     log.warning(
-                        "warning: DDP with static_graph adds the gradients of "
+                        "DDP with static_graph adds the gradients of "
                         f"{trainer.world_size} ranks in another order after the first step: "
                         "after an interruption this run is not exact; leave it out"
                     )
@@ -212,7 +212,7 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
     division = epoch_plan.division if epoch_plan else getattr(loader, "division", None)
     if division and division.batch_size * division.ranks > division.size and trainer.is_global_zero:
         log.warning(
-            f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more "
+            f"a batch size of {division.batch_size} on {division.ranks} rank(s) is more "
             f"than the {division.size} samples there are: each epoch is one step, with all of them"
         )
 
@@ -232,7 +232,7 @@ def _warn_of_shards_divided_again(trainer: Trainer, environment: SageMakerEnviro
         channels = ", ".join(sorted(environment.sharded_channels))
         hosts = len(environment.hosts)
         log.warning(
-            f"warning: each host has other files of the channel {channels} (ShardedByS3Key), and "
+            f"each host has other files of the channel {channels} (ShardedByS3Key), and "
             f"all {trainer.world_size} ranks share the samples of each DataLoader: in an epoch, a "
             f"host trains on about one in {hosts} of its own samples; give the channel as "
             "FullyReplicated, or the Trainer use_distributed_sampler=false and the DataLoader a "

@@ -163,7 +163,7 @@ def warn_of_lost_folders(config: Mapping[str, Any], environment: SageMakerEnviro
         folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             log.warning(
-                f"warning: --{flag}={folder}: SageMaker keeps nothing of "
+                f"--{flag}={folder}: SageMaker keeps nothing of "
                 f"{Path(folder).absolute()}; leave the flag out, or give a folder below "
                 f"{environment.checkpoint_dir}"
             )

@@ -93,7 +93,7 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
     nodes = config.trainer.num_nodes
     nodes_of_job = environment.num_nodes
     if nodes != nodes_of_job:
-        log.warning(f"warning: --trainer.num_nodes={nodes} is ignored: the job has {nodes_of_job}")
+        log.warning(f"--trainer.num_nodes={nodes} is ignored: the job has {nodes_of_job}")
         config.trainer.num_nodes = nodes_of_job
 
 

@@ -328,6 +328,13 @@ def load_optimizers_within(
     strategy.load_optimizer_state_dict = load_optimizer_state_dict  # type: ignore[method-assign]  # of this one
 
 
+def load_optimizers_and_schedulers_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Have Lightning load the optimizers' and the schedulers' next states within a context."""
+    call_within(trainer._checkpoint_connector, "restore_optimizers_and_schedulers", context)
+
+
 def load_schedulers_within(
     trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:

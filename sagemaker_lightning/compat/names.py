@@ -127,6 +127,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_CheckpointConnector.restore_datamodule": "(self)",
             "_CheckpointConnector.restore_loops": "(self)",
             "_CheckpointConnector.restore_lr_schedulers": "(self)",
+            "_CheckpointConnector.restore_optimizers_and_schedulers": "(self)",
             "_CheckpointConnector.resume_start": (
                 "(self, checkpoint_path, weights_only) | (self, checkpoint_path)"
             ),

@@ -17,6 +17,8 @@ log = logging.getLogger("sagemaker_lightning")
 class PlainHandler(logging.Handler):
     """Writes each message as a line, to what is sys.stdout or sys.stderr at that moment.
 
+    A warning begins with "warning: ": people search a long log for it.
+
     It raises what writing raises, unlike logging's own handlers: a training whose lines nobody
     reads ends (contract/streams.py).
     """
@@ -24,7 +26,8 @@ class PlainHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
         stream = sys.stderr if getattr(record, "on_stderr", False) else sys.stdout
-        print(self.format(record), file=stream, flush=True)
+        mark = "warning: " if record.levelno == logging.WARNING else ""
+        print(mark + self.format(record), file=stream, flush=True)
 
 
 if not log.handlers:

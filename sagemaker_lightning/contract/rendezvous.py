@@ -159,7 +159,7 @@ def network(
             variables["FI_PROVIDER"] = "efa"
         else:
             log.warning(
-                "warning: this host has EFA devices, but the image has no libfabric with the efa "
+                "this host has EFA devices, but the image has no libfabric with the efa "
                 "provider: NCCL uses TCP; install AWS's EFA installer in the image"
             )
     return variables
@@ -181,7 +181,7 @@ def forget_absent_interface(
         if variables.get(variable) == named:
             del variables[variable]
             log.warning(
-                f"warning: {variable}={named} is ignored: this machine has no such interface",
+                f"{variable}={named} is ignored: this machine has no such interface",
                 extra=ON_STDERR,
             )
 

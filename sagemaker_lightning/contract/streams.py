@@ -65,9 +65,9 @@ def prepare() -> None:
         if stream is None or (type(stream) is io.TextIOWrapper and stream.fileno() == number):
             setattr(sys, name, _stream(number, stream))
     if 1 in closed and 2 not in closed:
-        log.warning("warning: stdout is closed; what is printed goes to stderr", extra=ON_STDERR)
+        log.warning("stdout is closed; what is printed goes to stderr", extra=ON_STDERR)
     elif 2 in closed and 1 not in closed:
-        log.warning("warning: stderr is closed; errors go to stdout")
+        log.warning("stderr is closed; errors go to stdout")
 
 
 def _stream(number: int, previous: io.TextIOWrapper | None) -> _Stream:

@@ -142,7 +142,7 @@ def judge(
     if reason and result is not Outcome.SUCCESS:
         raise error_for(reason, end.stop_signal if result is Outcome.STOPPED_ELSEWHERE else None)
     if missing:
-        log.warning(f"warning: {missing}")
+        log.warning(missing)
     if reason := watchdog.wait_until_all_are_done():
         raise error_for(reason)
 

@@ -393,7 +393,7 @@ def _ranks_of_torchrun(job: environment.Environment) -> int | None:
         return None
     if enabled and (other_name := DISTRIBUTIONS[enabled[-1]]):
         log.warning(
-            f"warning: distribution {other_name} runs as torch_distributed (torchrun over NCCL, or "
+            f"distribution {other_name} runs as torch_distributed (torchrun over NCCL, or "
             "gloo on CPUs): AWS has published no SMDDP build since PyTorch 2.5"
         )
     return ranks_of_tuner or int(job.num_gpus)

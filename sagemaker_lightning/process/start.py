@@ -26,7 +26,7 @@ def before_lightning() -> None:
 
     start_notice.begin("importing torch and Lightning")
     if limit := address_limit():  # glibc may end a process that needs more, without a word of why
-        log.warning(f"warning: {limit}; importing torch takes several", extra=ON_STDERR)
+        log.warning(f"{limit}; importing torch takes several", extra=ON_STDERR)
     with reported(failure_file(), place()):
         try:
             import_lightning()

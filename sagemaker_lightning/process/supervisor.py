@@ -195,7 +195,7 @@ class Supervisor:
         ended = {self.statuses.get(pid) for pid in self.left}
         if status == 0 and ended & {-signal.SIGTERM, -signal.SIGKILL}:
             log.warning(
-                "warning: the program has ended, and what it has left running was ended by SIGTERM "
+                "the program has ended, and what it has left running was ended by SIGTERM "
                 f"or, {REST_IS_KILLED:.0f} s later, by SIGKILL"
             )
         for timer in self.timers:

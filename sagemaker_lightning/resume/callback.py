@@ -57,9 +57,15 @@ from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import arguments, first_draws, memory_copies, moments
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
-from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files import (
+    best_model,
+    checkpoint_file,
+    first_start,
+    folder_lock,
+)
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.files.entries import ResumeResult
+from sagemaker_lightning.resume.files.first_start import FirstStart
 from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -195,6 +201,7 @@ class ExactResume(EarlyCallback):
         self.trained = NOTHING_TRAINED
         """What the trainings before have changed of the user's objects."""
         self.results: list[ResumeResult] = []
+        self.start_before: FirstStart | None = None
         """What `resumes` returns once the training has ended."""
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
@@ -344,6 +351,12 @@ class ExactResume(EarlyCallback):
             )
             if self.folder.with_copies():
                 loggers.write_config_again(trainer)
+            elif trains:
+                self.start_before = first_start.read(self.folder.path)
+                if self.start_before is None and trainer.is_global_zero:
+                    # Their folders are made before any callback's hook.
+                    chosen = loggers.chosen(trainer.loggers)
+                    first_start.write(self.folder.path, FirstStart(chosen, None))
         else:
             loggers.prepare_files(trainer.loggers, (), None, trains)
 
@@ -359,6 +372,7 @@ class ExactResume(EarlyCallback):
         """Drop the run of the training before; its results stay until the next one begins."""
         self.run = None
         self.results = []
+        self.start_before = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replace Lightning's loops, checkpoint files and signal handling by ours.
@@ -414,6 +428,7 @@ class ExactResume(EarlyCallback):
                 seed_name=self._name("seed") if self.seeds else "",
                 environment=self.environment,
                 trained=self.trained,
+                start_before=self.start_before,
             ),
         )
         self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())

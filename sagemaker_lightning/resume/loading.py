@@ -70,7 +70,7 @@ def warn_of_random_model(run: "Run") -> None:
     is_random = name and first_draws.are_random(run.trainer.lightning_module)
     if is_random and run.trainer.is_global_zero:
         log.warning(
-            f"warning: {name}: the model was made before this callback, and nothing was "
+            f"{name}: the model was made before this callback, and nothing was "
             "seeded: what it has drawn, such as its first weights, is another draw whenever "
             "the program begins anew; make the callback first"
         )

@@ -90,6 +90,8 @@ class Options:
         seed_name: How messages name the seed that was set for the model; "" if none was.
         environment: What SageMaker says about the job.
         trained: What earlier trainings of this program have changed.
+        start_before: What a start found that was killed before its first checkpoint; None if there
+            was none.
     """
 
     saves: bool
@@ -100,6 +102,7 @@ class Options:
     seed_name: str
     environment: SageMakerEnvironment
     trained: Trained
+    start_before: first_start.FirstStart | None
 
 
 class Run:
@@ -303,8 +306,15 @@ class Run:
         self.hooks_begin()
 
     def optimizers_are_loaded_next(self) -> None:
-        """Prepare the optimizers for the state that Lightning loads next."""
+        """Prepare the optimizers right before Lightning loads their state: hooks change them."""
+        lightning_checkpoints.load_optimizers_and_schedulers_within(
+            self.trainer, self._optimizers_prepared
+        )
+
+    @contextmanager
+    def _optimizers_prepared(self) -> Iterator[None]:
         self.restore(Moment.OPTIMIZERS)
+        yield
 
     def hooks_begin(self) -> None:
         """Note the state that the hooks of others find."""
@@ -469,9 +479,8 @@ class Run:
 
     def training_begins(self) -> None:
         """Restore everything, once all hooks that begin training have run; check it."""
-        is_new = self.options.saves and not self.resumed
-        start = first_start.read(self.folder.path) if is_new else None
-        if start:
+        start = self.options.start_before
+        if start and start.model_files is not None:
             user_checkpoints.overwrite_later_files(self.trainer, start.model_files)
         self.mark_start()
         if self.resumed:
@@ -482,34 +491,30 @@ class Run:
         # A checkpoint of a later training of this program is of other data and other limits.
         self.check.check_restored({} if self.part(Limits).exceeded else self._differing())
         if not self.resumed:
-            self._begin_logs(start)
+            self._begin_logs()
         # What is still to be logged comes after the checkpoint.
         self.restore(Moment.COMPARED)
         self.part(UserObjects).graph.end_start()
 
-    def _begin_logs(self, start: first_start.FirstStart | None) -> None:
-        """Begin the files of the loggers.
-
-        Args:
-            start: What a start found that was killed before its first checkpoint: its logs are
-                written again. None if there was none; then the next start knows this one.
-        """
-        trainer = self.trainer
-        if start is None:
+    def _begin_logs(self) -> None:
+        """Begin the files of the loggers, or write those of the start before again."""
+        trainer, start = self.trainer, self.options.start_before
+        if not start:
             loggers.begin_files(trainer.loggers if trainer.is_global_zero else ())
-            if self.options.saves and trainer.is_global_zero:
-                names = user_checkpoints.file_names(trainer)
-                start = first_start.FirstStart(loggers.states(trainer.loggers), names)
-                first_start.write(self.folder.path, start)
+        elif trainer.local_rank == 0:
+            before = -1  # all steps were logged after it
+            loggers.continue_files(trainer.loggers, start.loggers, before, trainer.is_global_zero)
+        if not self.options.saves or not trainer.is_global_zero:
             return
-        if trainer.is_global_zero:
+        if start:
             log.info(
                 "this run starts from the beginning: the start before it was interrupted before "
                 "its first checkpoint, and its logs and models are written again"
             )
-        if trainer.local_rank == 0:
-            before = -1  # all steps were logged after it
-            loggers.continue_files(trainer.loggers, start.loggers, before, trainer.is_global_zero)
+        if not start or start.model_files is None:
+            names = user_checkpoints.file_names(trainer)
+            first = first_start.FirstStart(loggers.states(trainer.loggers), names)
+            first_start.write(self.folder.path, first)
 
     def _digests(
         self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
@@ -629,7 +634,7 @@ class Run:
         digests = self.agreement.gather(digest_of(batch))
         if len(set(digests)) == 1 and self.trainer.is_global_zero:
             log.warning(
-                f"warning: all {len(digests)} ranks train on the same batch: they share the "
+                f"all {len(digests)} ranks train on the same batch: they share the "
                 "samples of a dataset with indices, while an IterableDataset has to yield "
                 "the samples of its own rank"
             )

@@ -105,4 +105,4 @@ class Signals:
         """Print, once, why no signal comes here."""
         if not self.has_warned:
             self.has_warned = True
-            log.warning(f"warning: {why}")
+            log.warning(why)

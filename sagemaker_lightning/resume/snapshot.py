@@ -221,7 +221,7 @@ class Snapshot:
         )
         if other_rank and not self.has_warned_of_rates and self.trainer.is_global_zero:
             log.warning(
-                f"warning: the learning rates are {_formatted(rates[0])} on rank 0 and "
+                f"the learning rates are {_formatted(rates[0])} on rank 0 and "
                 f"{_formatted(rates[other_rank])} on rank {other_rank}, so their weights "
                 "differ, too: after an interruption this run is not exact; set learning rates "
                 "from values that all ranks have, such as self.log(..., sync_dist=True)"

@@ -69,7 +69,7 @@ class Blocks:
             except Exception as error:
                 damaged = str(error) or type(error).__name__
             if damaged:
-                log.warning(f"warning: {path} is damaged ({damaged}); its rows are done again")
+                log.warning(f"{path} is damaged ({damaged}); its rows are done again")
                 path.unlink()
             else:
                 intact.append(rows)

@@ -202,7 +202,8 @@ def test_each_rank_has_its_own_entries_unless_there_were_more_ranks(tmp_path, ca
         "; 2 ranks saved it, now there are 1: no sample is left out or taken twice, but the run is "
         "no longer bit-identical to one without an interruption"
     )
-    assert first == f"resuming from step 4: {path}{says if ranks == 2 else ''}"
+    resuming = f"resuming from step 4: {path}"
+    assert first == (f"warning: {resuming}{says}" if ranks == 2 else resuming)
     assert model.global_step == 8
 
 

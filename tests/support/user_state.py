@@ -143,6 +143,8 @@ UNSAVED = (
 
 
 def told(capsys, state: UserState) -> list[str]:
-    """Return what is told when the state is saved."""
+    """Return the warnings when the state is saved, which is all that is printed."""
     state.encode_changes()
-    return capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("warning: ") for line in lines)
+    return [line.removeprefix("warning: ") for line in lines]

@@ -157,7 +157,7 @@ class ContinuedWriter(csv_logger.Writer):
             content = _with_columns(content, self.metrics_keys)  # columns have been added since
         kept = content.encode()[:size]
         if len(kept) < size:
-            log.warning(f"warning: {path} lacks rows of the interrupted run: the curves have a gap")
+            log.warning(f"{path} lacks rows of the interrupted run: the curves have a gap")
         if kept:
             replace_file(self.files, path, kept)
         else:

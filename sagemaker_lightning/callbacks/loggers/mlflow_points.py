@@ -65,7 +65,7 @@ class MLflowContinuation(RunContinuation):
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
         log.warning(
-            f"warning: MLflow has no run {run_id}, which the interrupted run logged to: the curves "
+            f"MLflow has no run {run_id}, which the interrupted run logged to: the curves "
             "begin in a new one"
         )
         return False
@@ -198,7 +198,7 @@ class Points:
         lacking = [key for key, count in counts.items() if run.there.get(key, 0) < count]
         if lacking:
             log.warning(
-                f"warning: MLflow's run {run_id} lacks points of the interrupted run: the curve of "
+                f"MLflow's run {run_id} lacks points of the interrupted run: the curve of "
                 f"{min(lacking)} has a gap"
             )
         self.client.update_run(run_id, status="RUNNING")

@@ -213,7 +213,7 @@ def _size(sizes: Sizes, name: str) -> int:
 def _warn_of_gap(folder: str, lacking: Sequence[str]) -> None:
     if lacking:
         log.warning(
-            f"warning: {folder} lacks points of the interrupted run (in {len(lacking)} of "
+            f"{folder} lacks points of the interrupted run (in {len(lacking)} of "
             "TensorBoard's files): the curves have a gap"
         )
 

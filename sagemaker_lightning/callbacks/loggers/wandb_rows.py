@@ -150,8 +150,7 @@ class Rows:
         before = self.file.read(size - len(end))
         if len(before) + len(end) < size:
             log.warning(
-                f"warning: {self.path} lacks rows of the interrupted run: the curves in W&B may "
-                "have a gap"
+                f"{self.path} lacks rows of the interrupted run: the curves in W&B may have a gap"
             )
             before = before[: before.rfind(b"\n") + 1]  # whole lines
             end = end.partition("\n")[2]

@@ -44,6 +44,7 @@ BATCHES_PER_READ = 50  # batches whose digests stay on a GPU before all of them 
 SEVERAL = "the numbers in", "the hooks of", "the class or the hooks of"
 """How the names of values begin that are several."""
 MAX_CHARACTERS = 1000  # of what was said of an earlier interruption
+MAX_NAMES = 20  # of what differs, in a line
 RESULTS = [
     {"step": int, "identical": identical, "steps": int, "said": str}
     for identical in (bool, type(None))
@@ -210,9 +211,10 @@ class ResumeCheck:
         """
         if differing and self.is_open:
             names = list(differing)
-            rest = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
+            hidden = len(names) - MAX_NAMES
+            rest = f" (and {hidden} more)" if hidden > 0 else ""
             verb = "differ" if len(names) > 1 or names[0].startswith(SEVERAL) else "differs"
-            description = f"{', '.join(names[:3])}{rest} {verb}"
+            description = f"{', '.join(names[:MAX_NAMES])}{rest} {verb}"
             cause = (
                 ", or ".join(self.changes[:3])
                 or next(filter(None, differing.values()), "")
@@ -384,7 +386,7 @@ class ResumeCheck:
             self._begun_journal.remove_after(self.last_recorded)
         if self.trainer.is_global_zero:
             if verdict["identical"] is False:
-                log.warning(f"warning: {line}")
+                log.warning(line)
             else:
                 log.info(line)
 
@@ -576,7 +578,7 @@ class ResumeCheck:
         return position(self.trainer)
 
     def _warn(self, text: str) -> None:
-        log.warning(f"warning: {text}")
+        log.warning(text)
 
 
 def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> Step:

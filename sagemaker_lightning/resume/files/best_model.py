@@ -58,7 +58,7 @@ class BestModel(BestCheckpoint):
             self.has_warned_of_name = True
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
                 log.warning(
-                    f"warning: the best model's filename {self.filename}: {unknown[0]} is not "
+                    f"the best model's filename {self.filename}: {unknown[0]} is not "
                     f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}"
                 )
         return super().format_checkpoint_name(metrics, *args, **kwargs)
@@ -141,7 +141,7 @@ class BestModel(BestCheckpoint):
         else:
             name = ""
         for problem in problems:
-            log.warning(f"warning: {problem}; {name or 'the last one'} is written in its place")
+            log.warning(f"{problem}; {name or 'the last one'} is written in its place")
         return name
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
@@ -194,9 +194,7 @@ class BestModel(BestCheckpoint):
             vars(self).update(attributes_before)
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
-                log.warning(
-                    f"warning: training continues, but {problem}; the best model is still {best}"
-                )
+                log.warning(f"training continues, but {problem}; the best model is still {best}")
 
 
 def _file_problem(model: str) -> str:

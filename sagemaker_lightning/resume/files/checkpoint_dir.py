@@ -347,7 +347,7 @@ class BackgroundWriter:
         if not self.writes:
             return
         log.warning(
-            f"warning: {beginning} no checkpoint could be written to {self.folder.path} "
+            f"{beginning} no checkpoint could be written to {self.folder.path} "
             f"({self.problem_text}); the newest intact one is "
             f"{self.folder.path_of(self.folder.intact_steps[-1]).name}"
         )
@@ -494,7 +494,7 @@ class _Survey:
         place = f" on {self.host}" if hosts > 1 else ""
         for step, _, problem in self.problems:
             if step >= since:
-                log.warning(f"warning: {problem}{place}")
+                log.warning(f"{problem}{place}")
 
     def _skip(self, step: float, path: Path, problem: str) -> None:
         """Note that a file is skipped, and why."""

@@ -25,8 +25,8 @@ class FirstStart(NamedTuple):
 
     loggers: Sequence[Mapping[str, Any]]
     """What `loggers.states` returned."""
-    model_files: Mapping[str, Sequence[str]]
-    """What `user_checkpoints.file_names` returned."""
+    model_files: Mapping[str, Sequence[str]] | None
+    """What `user_checkpoints.file_names` returned; None before the hooks that begin training."""
 
 
 def write(folder: Path, start: FirstStart) -> None:
@@ -38,14 +38,20 @@ def write(folder: Path, start: FirstStart) -> None:
 
 def read(folder: Path) -> FirstStart | None:
     """Return what was written; None if nothing was, or it cannot be read."""
+    if not files(folder):  # a pipe would be waited for
+        return None
     try:
         with (folder / NAME).open("rb") as file:
             written = json.loads(file.read(MAX_BYTES))
-        names = dict(written["model_files"])
-        model_files = {
-            key: [name for name in names_of if isinstance(name, str)]
-            for key, names_of in names.items()
-        }
+        names = written["model_files"]
+        model_files = (
+            names
+            if names is None
+            else {
+                key: [name for name in names_of if isinstance(name, str)]
+                for key, names_of in dict(names).items()
+            }
+        )
         return FirstStart(loggers.well_formed(written["loggers"]), model_files)
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None

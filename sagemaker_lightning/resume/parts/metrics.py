@@ -58,7 +58,7 @@ class Metrics(Part):
                 start_again.append(path)
         if start_again and moment is Moment.TRAINING and self.trainer.is_global_zero:
             log.warning(
-                f"warning: {', '.join(start_again)}: {len(of_ranks[1])} ranks have saved states of "
+                f"{', '.join(start_again)}: {len(of_ranks[1])} ranks have saved states of "
                 "this metric that cannot be added up for another number of them: it starts again"
             )
 

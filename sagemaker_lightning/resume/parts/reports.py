@@ -263,7 +263,7 @@ class Reports:
             step = parent.kind.step(parent.note, parent.parts, node.index)
             name = ".".join(filter(None, users_name(parent, step.lstrip("."))))
             log.warning(
-                f"warning: {name} is {with_article(kind_text(node.value))}, which {what}: "
+                f"{name} is {with_article(kind_text(node.value))}, which {what}: "
                 "a resumed run has the one that the program makes at its start; if training "
                 f"depends on it, {HINT}"
             )
@@ -366,7 +366,7 @@ class Reports:
                 and self.trainer.is_global_zero
             ):
                 log.warning(
-                    f"warning: {path} is {with_article(type(value).__name__)}, and no checkpoint "
+                    f"{path} is {with_article(type(value).__name__)}, and no checkpoint "
                     "can hold its position: after an interruption this run is not exact; keep a "
                     "loader with state_dict(), or an index"
                 )

@@ -178,6 +178,6 @@ class SameRun:
         """Warn that the code gives other values, which do not identify the run, than before."""
         if differences and self.trainer.is_global_zero:
             log.warning(
-                f"warning: {first_of(differences)}: this run continues from its checkpoint, and "
+                f"{first_of(differences)}: this run continues from its checkpoint, and "
                 "may end with other weights than a run that begins with these settings"
             )

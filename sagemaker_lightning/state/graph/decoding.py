@@ -350,7 +350,7 @@ def _report_backward(name: str, tensor: Tensor) -> None:
     def report(_gradient: torch.Tensor) -> None:
         handle.remove()
         log.warning(
-            f"warning: {printable(str(name))[:200]} was calculated before the interruption, and no "
+            f"{printable(str(name))[:200]} was calculated before the interruption, and no "
             "checkpoint can hold how: this step lacks its gradients, and the run may end with "
             "other weights; keep the batch there, and calculate from it in the step that uses it"
         )

@@ -153,7 +153,7 @@ def test_an_optimizer_put_in_anothers_place_is_said_at_once_and_refused_in_a_lin
         trainer(tmp_path).fit(Replaced(stop="batch 1:2"))
     said = [line for line in capsys.readouterr().out.splitlines() if "replaced" in line]
     assert said == [
-        "the optimizers were replaced while training (torch.optim.sgd.SGD by "
+        "warning: the optimizers were replaced while training (torch.optim.sgd.SGD by "
         "torch.optim.adam.Adam), and a resumed run makes the first ones: after an interruption "
         "this run cannot continue; return them from configure_optimizers()"
     ]

@@ -25,7 +25,7 @@ def users():
 
 def test_a_message_is_a_plain_line(capsys):
     log.info("resuming from step 3: 100 %s")
-    log.warning("warning: no such interface", extra=ON_STDERR)
+    log.warning("no such interface", extra=ON_STDERR)
     log.debug("nothing for a user")
     captured = capsys.readouterr()
     assert captured.out == "resuming from step 3: 100 %s\n"
@@ -44,18 +44,17 @@ def test_a_handler_of_the_users_takes_the_place_of_ours(users, capsys):
     users.handlers = [theirs := logging.StreamHandler(file := io.StringIO())]
     theirs.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     log.info("resuming from step 3")
-    log.warning("warning: another seed", extra=ON_STDERR)
+    log.warning("another seed", extra=ON_STDERR)
     assert capsys.readouterr() == ("", "")
     assert file.getvalue() == (
-        "INFO sagemaker_lightning resuming from step 3\n"
-        "WARNING sagemaker_lightning warning: another seed\n"
+        "INFO sagemaker_lightning resuming from step 3\nWARNING sagemaker_lightning another seed\n"
     )
 
 
 def test_a_level_leaves_the_warnings(users, capsys):
     users.setLevel(logging.WARNING)
     log.info("resuming from step 3")
-    log.warning("warning: another seed")
+    log.warning("another seed")
     assert capsys.readouterr() == ("warning: another seed\n", "")
 
 
@@ -85,7 +84,7 @@ theirs = logging.getLogger("sagemaker_lightning")
 logging.basicConfig(format="root: %(message)s")
 from sagemaker_lightning.contract.log import log
 log.info("information")
-log.warning("warning: a warning")
+log.warning("a warning")
 """
 
 
@@ -97,7 +96,7 @@ log.warning("warning: a warning")
         (
             "theirs.addHandler(logging.StreamHandler())",
             "",
-            "information\nroot: information\nwarning: a warning\nroot: warning: a warning\n",
+            "information\nroot: information\na warning\nroot: a warning\n",
         ),
         ("theirs.addHandler(logging.NullHandler()); theirs.propagate = False", "", ""),
     ],

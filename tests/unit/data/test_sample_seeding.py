@@ -198,18 +198,18 @@ def test_what_changes_in_a_worker_is_reported_once_by_the_first_rank(
 @pytest.mark.parametrize(
     ("names", "batches_seen", "says"),
     [
-        ("a", 2, "Growing.a changes"),
-        ("a", 4, "Growing.a changes"),
+        ("a", 2, "warning: Growing.a changes"),
+        ("a", 4, "warning: Growing.a changes"),
         ("a", 5, ""),
         ("a", 63, ""),
-        ("a", 64, "Growing.a changes"),
+        ("a", 64, "warning: Growing.a changes"),
         ("a", 65, ""),
-        ("a", 128, "Growing.a changes"),
+        ("a", 128, "warning: Growing.a changes"),
         ("a", 192, ""),
         ("", 2, ""),
-        ("abc", 2, "Growing.a, Growing.b, Growing.c changes"),
-        ("abcd", 2, "Growing.a, Growing.b, Growing.c and 1 more changes"),
-        ("abcde", 2, "Growing.a, Growing.b, Growing.c and 2 more changes"),
+        ("abc", 2, "warning: Growing.a, Growing.b, Growing.c changes"),
+        ("abcd", 2, "warning: Growing.a, Growing.b, Growing.c and 1 more changes"),
+        ("abcde", 2, "warning: Growing.a, Growing.b, Growing.c and 2 more changes"),
     ],
 )
 def test_when_it_is_looked_whether_workers_change_a_dataset(capsys, names, batches_seen, says):

@@ -636,10 +636,11 @@ def test_why_a_run_cannot_be_resumed_within_an_epoch_is_said_once(capfd):
         saves = stopping.Stopping(this, stopping.Intervals(0, 0))
         for _ in range(2):
             saves.epoch_begins("its data are others each time")
-        says = "its data are others each time: checkpoints are saved only at the end of an epoch, "
-        assert (
-            capfd.readouterr().out == f"{says}and a stopped run goes back to the last one\n" * said
+        says = (
+            "warning: its data are others each time: checkpoints are saved only at the end of an "
+            "epoch, and a stopped run goes back to the last one\n"
         )
+        assert capfd.readouterr().out == says * said
 
 
 @pytest.mark.parametrize("others", [{"train 0 Own": 2}, {}])

@@ -238,8 +238,8 @@ def test_a_full_file_system_ends_no_training(folder, monkeypatch, capsys):
     monkeypatch.setattr(checkpoint_file, "write", full)
     take(copies, 7)
     assert capsys.readouterr().out == (
-        f"no copies of the state are kept in memory: {folder}: No space left on device; ranks that "
-        "die continue from a checkpoint\n"
+        f"warning: no copies of the state are kept in memory: {folder}: No space left on device; "
+        "ranks that die continue from a checkpoint\n"
     )
     assert names(folder) == [] and copies.problem and not copies.ask()
 
@@ -254,7 +254,7 @@ def test_what_has_no_room_is_said_before_it_is_written(folder, room, capsys):
     room.files = 0
     take(copies_in(folder), 4)
     assert capsys.readouterr().out == (
-        "no copies of the state are kept in memory: a copy has 0 MiB, and "
+        "warning: no copies of the state are kept in memory: a copy has 0 MiB, and "
         f"{folder.parents[1]} has 0 MiB free; 4 times a copy are needed, half of it for data "
         "workers (docker run --shm-size); ranks that die continue from a checkpoint\n"
     )

@@ -152,7 +152,7 @@ def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
     output = capfd.readouterr()
     lost = "the job has no CheckpointConfig"
     assert output.out.splitlines()[0].startswith(
-        f"an interruption makes this run begin anew: {lost}; give it one ("
+        f"warning: an interruption makes this run begin anew: {lost}; give it one ("
     )
     assert (
         f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
@@ -396,8 +396,8 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
     trainer(tmp_path / "run", notes, max_epochs=3).fit(Line(), ckpt_path=path)
     assert steps == [*range(3 if began else 13, 19)] and 18 in saved(tmp_path / "run")
     says = (
-        f"ckpt_path={path} is not loaded: this run began before, and resumes from its own newest "
-        f"checkpoint in {tmp_path / 'run'}"
+        f"warning: ckpt_path={path} is not loaded: this run began before, and resumes from its own "
+        f"newest checkpoint in {tmp_path / 'run'}"
     )
     assert (says in capfd.readouterr().out.splitlines()) is began
 

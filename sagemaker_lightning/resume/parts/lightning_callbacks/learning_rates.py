@@ -18,7 +18,7 @@ class NotedRates(Part):
     key = "noted_rates"
     what = "the learning rates that each LearningRateMonitor has noted"
     place = Place.RUN
-    moments = (Moment.TRAINING,)
+    moments = (Moment.HOOKS, Moment.TRAINING)
 
     def save(
         self, point: ResumePoint | None, state: Mapping[str, Any] | None
@@ -30,10 +30,15 @@ class NotedRates(Part):
         ]
 
     def restore(self, saved: Any, moment: Moment) -> None:
-        """Set the rates."""
+        """Set the rates: twice, as the hooks that begin training set the names.
+
+        A start with nothing left to train has none of these hooks.
+        """
         for callback, of_callback in zip(self._monitors(), saved, strict=False):
-            for name in callback.lrs.keys() & of_callback.keys():
-                callback.lrs[name] = of_callback[name].flatten().tolist()
+            names = of_callback.keys()
+            if moment is Moment.TRAINING:
+                names &= callback.lrs.keys()
+            callback.lrs |= {name: of_callback[name].flatten().tolist() for name in names}
 
     def _monitors(self) -> list[LearningRateMonitor]:
         return [

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def train(folder: Path, fails: str = "", stop: str = "") -> list[str]:
         logger=loggers,
         log_every_n_steps=1,
         enable_checkpointing=True,
+        num_sanity_val_steps=1,
     )
     fitted.fit(Noted(fails=fails, stop=stop))
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
@@ -61,6 +63,15 @@ def test_a_start_without_a_checkpoint_leaves_no_second_file(tmp_path, capsys):
     assert not first_start.files(tmp_path / "again/checkpoints")
 
 
+def test_a_start_that_ends_in_the_sanity_check_leaves_no_second_file(tmp_path):
+    alone = train(tmp_path / "alone")
+    for fails in ("validation 0:0", "batch 0:2"):
+        with interrupted():
+            train(tmp_path / "again", fails)
+    assert train(tmp_path / "again") == alone
+    assert rows(tmp_path / "again") == rows(tmp_path / "alone")
+
+
 def test_what_was_there_before_stays(tmp_path):
     """A model of another run's has its name; so ours get the next one, at each start."""
     (tmp_path / "models").mkdir()
@@ -87,6 +98,11 @@ WRONG = {
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
 def test_what_cannot_be_read_is_as_if_it_was_not_there(tmp_path, content):
     (tmp_path / first_start.NAME).write_bytes(content)
+    assert first_start.read(tmp_path) is None
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / first_start.NAME)
     assert first_start.read(tmp_path) is None
 
 

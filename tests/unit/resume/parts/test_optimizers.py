@@ -159,7 +159,7 @@ def replaced(capsys):
 def test_a_scheduler_put_in_anothers_place_is_said_at_once(tmp_path, capsys):
     trainer(tmp_path, every_n_steps=1).fit(Rescheduled())
     assert replaced(capsys) == [
-        "the schedulers were replaced while training (torch.optim.lr_scheduler.StepLR by "
+        "warning: the schedulers were replaced while training (torch.optim.lr_scheduler.StepLR by "
         "torch.optim.lr_scheduler.CosineAnnealingLR), and a resumed run makes the first ones: "
         "after an interruption this run has other rates; return them from configure_optimizers()"
     ]

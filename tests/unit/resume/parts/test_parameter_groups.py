@@ -1,6 +1,10 @@
 """Parameter groups that hooks had made are made again, before their states are loaded."""
 
+from pathlib import Path
+
 import torch
+from pytorch_lightning.callbacks import BaseFinetuning
+from short_fits import Noted, interrupted, trainer
 from torch import nn
 from untrained import in_epoch_5, run_of
 
@@ -67,3 +71,54 @@ def test_a_weight_in_place_of_another_is_in_its_own_group_alone(monkeypatch):
     unchanged = torch.optim.SGD([gone, other.bias], 0.1)
     part_of(other, unchanged).restore([[["", "bias"]]], Moment.OPTIMIZERS)
     assert unchanged.param_groups[0]["params"][0] is gone
+
+
+class Layered(Noted):
+    """Has two layers that callbacks unfreeze."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+
+    def training_step(self, batch, batch_idx):
+        (values,) = batch
+        return super().training_step([self.second(self.first(values))], batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.line.parameters(), 0.1)
+
+
+class Unfreezing(BaseFinetuning):
+    """Unfreezes a layer when an epoch begins; Lightning saves by class."""
+
+    name, epoch = "first", 1
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(getattr(pl_module, self.name))
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == self.epoch:
+            self.unfreeze_and_add_param_group(getattr(pl_module, self.name), optimizer)
+
+
+class UnfreezingLater(Unfreezing):
+    name, epoch = "second", 2
+
+
+def test_two_callbacks_add_groups_to_an_optimizer(tmp_path):
+    """Lightning gives it the groups of the last one alone, and cannot load its state."""
+
+    def train(folder: Path, stop: str = "") -> dict:
+        torch.manual_seed(1)
+        model = Layered(stop=stop)
+        fitted = trainer(folder, Unfreezing(), UnfreezingLater(), max_epochs=4)
+        fitted.callbacks.reverse()  # ours comes first
+        fitted.fit(model)
+        return {name: value.tolist() for name, value in model.state_dict().items()}
+
+    alone = train(tmp_path / "alone")
+    for stop in ("batch 1:2", "batch 2:2"):
+        with interrupted():
+            train(tmp_path / "run", stop)
+    assert train(tmp_path / "run") == alone

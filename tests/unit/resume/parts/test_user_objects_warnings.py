@@ -66,7 +66,8 @@ class Counts(LightningModule):
 
 def test_a_variable_that_no_checkpoint_can_hold_is_reported_once_it_changes(monkeypatch, capsys):
     says = (
-        f"{__name__}.SIGNS changes while training, and no checkpoint has it: a resumed run starts "
+        f"warning: {__name__}.SIGNS changes while training, and no checkpoint has it: a resumed "
+        "run starts "
         "with its first value; keep it in an attribute of the model, or give it as a part: "
         "ExactResume(parts={...})\n"
     )
@@ -294,7 +295,7 @@ def test_a_function_that_a_module_gets_in_place_of_another_is_reported(monkeypat
     in_training(state)
     monkeypatch.setitem(globals(), "criterion", lambda: 2)
     state.encode_changes(ResumePoint.BATCH)
-    says = f"{__name__}.criterion changes while training, and no checkpoint has it"
+    says = f"warning: {__name__}.criterion changes while training, and no checkpoint has it"
     assert capsys.readouterr().out.startswith(says)
 
 
@@ -459,11 +460,11 @@ def test_an_iterator_is_reported_once(capsys):
     )
     lines = told(capsys, state)
     assert lines[0] == (
-        "warning: model.batches is a _SingleProcessDataLoaderIter, and no checkpoint can hold its "
+        "model.batches is a _SingleProcessDataLoaderIter, and no checkpoint can hold its "
         "position: after an interruption this run is not exact; keep a loader with state_dict(), "
         "or an index"
     )
-    assert [line.split()[1] for line in lines] == ["model.batches", "model.signs"]
+    assert [line.split()[0] for line in lines] == ["model.batches", "model.signs"]
     assert told(capsys, state) == []
 
 
@@ -536,8 +537,8 @@ def test_a_set_in_another_order_is_reported_once(capsys):
     state.state.reordered.add("model.names")
     state.restore(saved)
     assert capsys.readouterr().out == (
-        "model.names is a set, and after an interruption its elements may come in another order: "
-        "if training depends on it, sort them first, or keep a list or a dict\n"
+        "warning: model.names is a set, and after an interruption its elements may come in "
+        "another order: if training depends on it, sort them first, or keep a list or a dict\n"
     )
     state.restore(saved)
     assert capsys.readouterr().out == ""

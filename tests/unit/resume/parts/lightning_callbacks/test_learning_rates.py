@@ -20,3 +20,15 @@ def test_the_rates_come_back():
     saved[0]["trainer"] = saved[0]["lr-SGD"]
     part_of(resumed).restore(saved, Moment.TRAINING)
     assert resumed.lrs == {"lr-SGD": [0.1, 0.05], "lr-Adam": []}
+
+
+def test_a_start_with_nothing_left_has_them_too():
+    """Lightning calls no hook there that sets the names."""
+    monitor, resumed = LearningRateMonitor(), LearningRateMonitor()
+    part = part_of(monitor)
+    monitor.lrs["lr-SGD"] += [0.1, 0.05]
+    saved = part.save(None, None)
+    other = part_of(resumed)
+    resumed.lrs = {}
+    other.restore(saved, Moment.HOOKS)
+    assert resumed.lrs == {"lr-SGD": [0.1, 0.05], "lr-Adam": []}
