@@ -73,6 +73,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         EVALUATION: {
             "_EvaluationLoop": "class",
             "_EvaluationLoop._combined_loader": "attribute",
+            "_EvaluationLoop._has_run": "attribute",
             "_EvaluationLoop._last_val_dl_reload_epoch": "attribute",
             "_EvaluationLoop._on_evaluation_model_train": "(self)",
             "_EvaluationLoop._seen_batches_per_dataloader": "attribute",

@@ -169,7 +169,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         run that begins with a checkpoint of Lightning's (`ckpt_path`) continues as Lightning does.
         """
         super().reset()
-        if self.of.resumed:
+        if self.of.is_training and self.of.resumed:
             self.unset_restarting()
 
     def on_advance_end(self) -> None:

@@ -404,10 +404,9 @@ class Run:
         objects.hooks_ended()  # what follows are data
         are_due = loaders_before is not None and lightning_loops.loaders_are_due(self.trainer)
         before = data_epoch.state_of_objects() if are_due and self.is_training else None
-        content = objects.graph.new_objects if before else ()
         with data_epoch.recreating(loop):
             yield
-        objects.graph.include(content)
+        objects.graph.include()
         if loaders_before not in (None, loop.loaders):
             data_epoch.data_made_anew(before)
 

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pytorch_lightning import Callback, LightningDataModule
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from sagemaker_lightning.compat.torch_modules import buffers, is_lazy, parameters
@@ -71,6 +73,8 @@ HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
     *POSITIONED_KINDS,
 }
 """Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
+OF_LIGHTNING = Callback, LightningDataModule, DataLoader
+"""Classes whose objects, if they are libraries', Lightning and other parts continue."""
 PYTHONS_OF_ENUMS = "_name_", "_value_", "_sort_order_"
 """Attributes that each member of an enum has."""
 CACHE = type(functools.lru_cache(len))
@@ -255,8 +259,8 @@ def _is_held(value: Any) -> bool:
     kind = kind_of(value)
     if kind is None or kind in HELD_KINDS or object_graph.is_of(type(value), *OPTIMIZERS):
         return True
-    is_librarys = object_graph.is_library_class(type(value)) and not isinstance(value, nn.Module)
-    return kind is OBJECT and not (is_librarys and isinstance(value, object_graph.ENTERED_CLASSES))
+    is_librarys = object_graph.is_library_class(type(value))
+    return kind is OBJECT and not (is_librarys and isinstance(value, OF_LIGHTNING))
 
 
 def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:

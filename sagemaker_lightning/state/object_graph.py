@@ -165,7 +165,8 @@ class Elsewhere:
 
 def owner_of(value: Any) -> Any:
     """Return the object of which `Added` stands for a part; another value itself."""
-    return value.owner if isinstance(value, Added) else value
+    # isinstance asks a proxy for the class of its object, which may be gone.
+    return value.owner if type(value) is Added else value
 
 
 def has_variables(owner: Any) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import (
+    GradientAccumulationScheduler,
     ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
@@ -389,14 +390,22 @@ class Normalized(Noted):
         return torch.optim.Adam(self.parameters(), 0.1)
 
 
-@pytest.mark.parametrize("stop", ["batch 2:3", "batch 3:0", "batch 3:3"])
-def test_the_epoch_that_an_average_adds_ends_as_if_it_was_not_interrupted(tmp_path, stop):
-    """It computes no gradients, and its step uses those of the epoch before."""
+@pytest.mark.parametrize(
+    ("stop", "steps"),
+    [("batch 2:3", {}), ("batch 3:0", {}), ("batch 3:3", {}), ("batch 3:2", {1: 2})],
+)
+def test_the_epoch_that_an_average_adds_ends_as_if_it_was_not_interrupted(tmp_path, stop, steps):
+    """It computes no gradients, and its step uses those of the epoch before.
+
+    A schedule of batches in a step refuses to begin with more than one.
+    """
 
     def train(folder: Path, **moments) -> Noted:
         as_in_a_new_process()
         average = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
-        trainer(folder, average, max_epochs=3).fit(model := Normalized(**moments))
+        schedule = [GradientAccumulationScheduler(steps)] if steps else []
+        fitted = trainer(folder, average, *schedule, max_epochs=3)
+        fitted.fit(model := Normalized(**moments))
         return model
 
     alone = train(tmp_path / "alone")

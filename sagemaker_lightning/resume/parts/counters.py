@@ -57,13 +57,13 @@ class Counters(Part):
 def move_counters_past_epoch(loop: dict[str, Any]) -> None:
     """Turn a fit loop's counters saved at an epoch's end into those after it.
 
+    The batches stay those of the epoch until the next one begins: hooks see them.
+
     Args:
         loop: The saved state of the fit loop; it is changed in place.
     """
     for progress in loop["epoch_progress"].values():
         progress["completed"] = progress["processed"]
-    current = loop["epoch_loop.batch_progress"]["current"]
-    current.update(dict.fromkeys(current, 0))
 
 
 def move_counters_to_epoch_end(loop: dict[str, Any]) -> None:

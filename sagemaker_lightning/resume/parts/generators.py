@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, VALIDATION, user_objects
+from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph.nodes import GENERATOR, scan
@@ -47,12 +47,15 @@ class Generators(Part):
         return {f"generators {path}": value for path, value in saved.items()}
 
     def _found(self) -> dict[str, Any]:
-        """Return the generators of all objects but the loaders', which are seeded as they draw."""
+        """Return the generators of all objects but the training loaders', which are seeded.
+
+        Validation data in a stream are not: they draw on from one validation to the next.
+        """
         return generators.find(
             {
                 name: value
                 for name, value in user_objects(self.trainer).items()
-                if not name.startswith((TRAINING, VALIDATION))
+                if not name.startswith(TRAINING)
             }
         )
 

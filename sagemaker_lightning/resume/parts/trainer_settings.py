@@ -18,6 +18,8 @@ SETTING_TYPES = int, float, bool, str, type(None)
 OF_OTHER_PARTS = {"should_stop", "fit_loop.max_epochs", "fit_loop.epoch_loop.max_steps"}
 OF_DATA = {"val_check_batch", "fit_loop.max_batches"}
 """What Lightning sets when it makes the training data: it follows from their number of batches."""
+HAS_VALIDATED = "fit_loop.epoch_loop.val_loop._has_run"
+"""Whether a validation has ended, which Lightning asks before it begins or saves something."""
 OF_MODULES = "automatic_optimization", "strict_loading"
 """Lightning's own settings of a module."""
 
@@ -49,7 +51,8 @@ class TrainerSettings(Part):
         return {
             name: value
             for name, value in self._settings().items()
-            if name in self.restored or not _is_same(self.at_start.get(name, value), value)
+            if name in {*self.restored, HAS_VALIDATED}
+            or not _is_same(self.at_start.get(name, value), value)
         }
 
     def restore(self, saved: Any, moment: Moment) -> None:
@@ -101,7 +104,7 @@ class TrainerSettings(Part):
         return {
             name: place
             for name, place in places.items()
-            if place[1][0] != "_" and name not in OF_OTHER_PARTS
+            if (place[1][0] != "_" or name == HAS_VALIDATED) and name not in OF_OTHER_PARTS
         }
 
     def _settings(self) -> dict[str, Any]:

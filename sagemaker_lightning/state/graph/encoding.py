@@ -286,7 +286,7 @@ class Encoder:
         """
         replaced: dict[int, Node] = {}
         for key, node in self.nodes.items():
-            if self._is_new(key) and isinstance(node.value, Metric):
+            if self._is_new(key) and issubclass(type(node.value), Metric):
                 first = self.start.by_path.get(node.path)
                 is_gone = first is not None and key_of(first.value) not in self.nodes
                 if first is not None and is_gone and type(first.value) is type(node.value):

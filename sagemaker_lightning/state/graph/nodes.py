@@ -96,7 +96,8 @@ KINDS: dict[str, Kind] = {
         ReversedKind(),
         JoinedKind(),
         MethodKind(),
-        WeakReferenceKind(),
+        WeakReferenceKind("weak reference", weakref.ref),
+        WeakReferenceKind("weak proxy", weakref.proxy),
         CellKind(),
     )
 }
@@ -119,6 +120,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (types.MethodType, KINDS["method"]),
     (types.CellType, KINDS["cell"]),
     (weakref.ReferenceType, KINDS["weak reference"]),
+    (weakref.ProxyTypes, KINDS["weak proxy"]),
     ((type, types.ModuleType, types.BuiltinFunctionType), CODE),
     (BUFFERS, KINDS["bytes"]),
     (itertools.count, KINDS["count"]),
@@ -230,14 +232,15 @@ def _copies_attributes(value: Any) -> bool:
         return False
     states = state if isinstance(state, tuple) else (state,)
     copied: dict[str, Any] = {}
-    for each in filter(None, states):
-        if not isinstance(each, dict):
+    for each in states:
+        if isinstance(each, dict):
+            copied |= each
+        elif each is not None:
             return False
-        copied |= each
     return (
         make is copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
         and arguments == (class_,)
-        and not any(elements)
+        and all(each is None for each in elements)
         and all(name in copied and copied[name] is part for name, part in attributes(value).items())
     )
 

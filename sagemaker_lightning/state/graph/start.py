@@ -94,9 +94,8 @@ class Start:
         self.optimizers: dict[str, Optimizer] = {}
         self.is_over = False
         """Whether the program has done all that it does at its start, and trains."""
-        self.content: set[int] = set()
-        """By what objects are known that are not taken in with new roots: what known objects had
-        got while training, before the newest data were made."""
+        self.content: Mapping[int, Any] = {}
+        """What is not taken in with new roots: see `include_anew`."""
         self.include(roots)
 
     def include(self, roots: Mapping[str, Any]) -> None:
@@ -106,10 +105,11 @@ class Start:
             roots: The objects by name; those that are known stay as they are, and so does what the
                 others lead to.
         """
-        new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
+        known_roots = self.nodes.keys() | self.content.keys()
+        new_roots = {name: root for name, root in roots.items() if key_of(root) not in known_roots}
         if new_roots and self.is_over:
             # What known objects have got while training is content, though these lead to it.
-            known = {**self.nodes, **self.made, **dict.fromkeys(self.content)}
+            known = {**self.nodes, **self.made, **self.content}
             self._add(scan(new_roots, self.skip, but=known), known)
         elif new_roots:
             new_nodes = scan(new_roots, self.skip)
@@ -125,6 +125,20 @@ class Start:
         for name, root in roots.items():
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer
+
+    def include_anew(self, roots: Mapping[str, Any], content: Mapping[int, Any]) -> None:
+        """Take in roots that were made just now.
+
+        Args:
+            roots: The objects by name.
+            content: What known objects had got while training, before these roots were made, by
+                what it is known. It is not taken in, though new roots lead to it.
+        """
+        anew = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
+        self.content = content
+        self.include(roots)
+        reached = scan(anew, self.skip) if content else {}
+        self.content = {key: each for key, each in content.items() if key in reached}
 
     def mark_again(self, roots: Mapping[str, Any]) -> None:
         """Take the present content as that at the start, and take in what was made since.

@@ -71,8 +71,8 @@ class GraphState:
         """What has changed, and is not in the newest record."""
         self.recorded: set[int] = set()
         """By what the objects are known that the newest record has."""
-        self.new_objects: set[int] = set()
-        """By what those of them are known that were made since the start."""
+        self.new_objects: dict[int, Any] = {}
+        """Those that were made since the start, by what they are known, if new roots come next."""
         self.reordered: set[str] = set()
         """Sets whose elements come in another order after a restart."""
         self.parted: set[str] = set()
@@ -100,14 +100,10 @@ class GraphState:
         """Note that what the objects get from now on they get while training."""
         self.begin().is_over = True
 
-    def include(self, content: Collection[int] = ()) -> None:
-        """Take in roots that the program has just made anew, such as loaders.
-
-        Args:
-            content: What `new_objects` had before they were made; () if that is not known.
-        """
-        self.begin().content = {*content}
-        self.begin().include(self.roots())
+    def include(self) -> None:
+        """Take in roots that the program has just made anew, such as loaders."""
+        content, self.new_objects = self.new_objects, {}
+        self.begin().include_anew(self.roots(), content)
 
     def changes(self) -> dict[tuple[int, str], Any]:
         """Return what has changed since `mark`: by what the object is known and name, the value."""
@@ -169,8 +165,8 @@ class GraphState:
         """Return a record of what has changed since `mark`, or was touched.
 
         Args:
-            but: How the names begin of roots that will be no more: what others have of them is
-                written as if it was new. "" for none.
+            but: How the names begin of roots in whose place new ones come next: what others have of
+                them is written as if it was new. "" for none.
             is_restored: Whether this process is going to restore it: what is new stays the same.
         """
         roots, start = self.roots(), self.begin()
@@ -181,7 +177,9 @@ class GraphState:
         encoded = encode(roots, start, self.touched)
         self.unsaved = encoded.unsaved
         self.recorded = set(encoded.recorded)
-        self.new_objects = {key for key, new in encoded.recorded.items() if new is not None}
+        # Without these, another object may be known by what one was known by that is gone.
+        new = {key: each for key, each in encoded.recorded.items() if each is not None}
+        self.new_objects = new if but else {}
         if is_restored:
             self.restored.append((encoded.record, [*encoded.recorded.values()]))
         self.reordered |= set(encoded.reordered)

@@ -63,5 +63,8 @@ def continue_averaging(
         # This epoch only gathers the statistics of batch norm.
         if point is not ResumePoint.EPOCH and epoch == callback.swa_end + 1:
             weights = {name: value.clone() for name, value in model.state_dict().items()}
+            batches_of_step = trainer.accumulate_grad_batches
             callback.on_train_epoch_start(trainer, model)
+            # Hooks that begin training find it as they did, and TrainerSettings sets it after them.
+            trainer.accumulate_grad_batches = batches_of_step
             model.load_state_dict(weights)

@@ -426,34 +426,52 @@ class MethodKind(Kind):
 
 
 class WeakReferenceKind(Kind):
-    """A weak reference; its part is what it refers to, or None."""
+    """A weak reference or a proxy; its part is what it refers to, or None.
 
-    name = "weak reference"
+    Args:
+        name: The kind's name.
+        make: Makes one of an object.
+    """
+
     fills = False
 
-    def take(self, value: weakref.ReferenceType[Any]) -> tuple[Any, list[Any]]:
+    def __init__(self, name: str, make: Callable[[Any], Any]) -> None:
+        self.name = name
+        self.make = make
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return what it refers to."""
-        return None, [value()]
+        return None, [_referent(value)]
 
     def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return how it is asked."""
         return "()"
 
-    def note_of_new(self, value: weakref.ReferenceType[Any], note: Any) -> Any:
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return no note."""
-        if value.__callback__ is not None or value() is None:
+        has_callback = type(value) is weakref.ReferenceType and value.__callback__ is not None
+        if has_callback or _referent(value) is None:
             raise NotSaved(kind_text(value))
         return note
 
-    def build(
-        self, note: Any, parts: list[Any], classes: Mapping[str, type]
-    ) -> weakref.ReferenceType[Any]:
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return a reference."""
         (owner,) = parts
         try:
-            return weakref.ref(owner)
+            return self.make(owner)
         except TypeError:
             raise refusal(self.name) from None
+
+
+def _referent(value: Any) -> Any:
+    """Return what a weak reference or a proxy refers to; None if it is gone."""
+    if issubclass(type(value), weakref.ReferenceType):
+        return value()
+    try:
+        # A proxy's attributes are those of its object, and so are its methods.
+        return getattr(value.__repr__, "__self__", None)
+    except ReferenceError:
+        return None
 
 
 class ReferenceKind(Kind):

@@ -21,7 +21,7 @@ def test_counters_at_an_epochs_end_are_those_of_lightning():
     counters.move_counters_past_epoch(loop)
     assert loop == {
         "epoch_progress": dict.fromkeys(("total", "current"), COUNTS | {"completed": 3}),
-        "epoch_loop.batch_progress": {"total": {"ready": 9}, "current": {"ready": 0, "done": 0}},
+        "epoch_loop.batch_progress": {"total": {"ready": 9}, "current": {"ready": 3, "done": 3}},
     }
     before = copy.deepcopy(loop)
     progress = loop["epoch_progress"]

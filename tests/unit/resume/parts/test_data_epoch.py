@@ -431,8 +431,32 @@ def narrow_on(folder: Path, stop: str = "") -> list:
     return model.events
 
 
+SUBSET = Subset(TensorDataset(torch.rand(16, 2)), list(range(16)))
+
+
+class Prunes(Noted):
+    """Takes samples from a variable's subset, which each epoch's loader reads."""
+
+    def train_dataloader(self):
+        return DataLoader(SUBSET, 2, shuffle=True)
+
+    def on_train_epoch_end(self):
+        SUBSET.indices = SUBSET.indices[2:]
+        super().on_train_epoch_end()
+
+
+def prune_on(folder: Path, stop: str = "") -> list:
+    """Train on a library's dataset in a variable of this module."""
+    as_in_a_new_process()
+    torch.manual_seed(1)
+    globals()["SUBSET"] = Subset(TensorDataset(torch.rand(16, 2)), list(range(16)))
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    trainer(folder, **options).fit(model := Prunes(stop))
+    return model.events
+
+
 @pytest.mark.parametrize("stop", ["end 1", "epoch 2", "batch 2:1", "batch 3:1"])
-@pytest.mark.parametrize("train", [grow_on, aggregate_on, replace_on, fold_on, narrow_on])
+@pytest.mark.parametrize("train", [grow_on, aggregate_on, replace_on, fold_on, narrow_on, prune_on])
 def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capfd, train, stop):
     """What training gives an object that is there from the start is no part of new loaders."""
     alone = train(tmp_path / "alone")

@@ -5,14 +5,15 @@ import pytorch_lightning as pl
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from user_state import Model, state_of
 
-from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
+from sagemaker_lightning.resume.parts.trainer_settings import HAS_VALIDATED, TrainerSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
 
 def settings_of(state) -> dict:
-    """Return the settings that are saved."""
-    return state.encode_changes()["trainer_settings"]
+    """Return the settings that are saved, but for what is always saved."""
+    saved = state.encode_changes()["trainer_settings"]
+    return {name: value for name, value in saved.items() if name != HAS_VALIDATED}
 
 
 def test_settings_that_change_are_saved_from_then_on():
@@ -28,6 +29,7 @@ def test_settings_that_change_are_saved_from_then_on():
     state.trainer._default_root_dir = "/elsewhere"
     saved = state.encode_changes()
     assert saved["trainer_settings"] == {
+        HAS_VALIDATED: False,
         "accumulate_grad_batches": 4,
         "limit_val_batches": 1,
         "fit_loop.min_epochs": 2,
@@ -39,7 +41,7 @@ def test_settings_that_change_are_saved_from_then_on():
     assert type(other.trainer.limit_val_batches) is int and other.trainer.limit_val_batches == 1
     assert other.trainer.fit_loop.min_epochs == 2
     assert not other.trainer.lightning_module.automatic_optimization
-    assert settings_of(other) == saved["trainer_settings"]
+    assert other.encode_changes()["trainer_settings"] == saved["trainer_settings"]
     other.trainer.accumulate_grad_batches = 1
     assert settings_of(other)["accumulate_grad_batches"] == 1
 

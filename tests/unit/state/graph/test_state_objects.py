@@ -18,7 +18,9 @@ import graph_records
 import pytest
 import torch
 from graph_records import mine, state_of
+from sklearn.neighbors import KDTree
 
+from sagemaker_lightning.state.graph.nodes import is_made_of_attributes
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
 
 
@@ -81,11 +83,32 @@ def test_a_weak_reference_refers_to_the_object_that_it_did():
     assert resumed.now() is resumed.stages[1] and not state.unsaved
 
 
-def test_a_weak_reference_to_nothing_is_not_saved():
+def test_a_proxy_stands_for_the_object_that_it_did():
+    def begin():
+        model = Thing(stages=[Thing(number=1), Thing(number=2)])
+        model.now = weakref.proxy(model.stages[0])
+        return model, state_of(model)
+
+    trained, state = begin()
+    assert "now" not in str(state.encode())
+    trained.now = weakref.proxy(trained.stages[1])
+    resumed, other = begin()
+    other.restore(state.encode())
+    resumed.stages[1].number = 3
+    assert resumed.now.number == 3 and not state.unsaved
+
+
+def test_an_object_that_says_its_state_as_arrays_is_not_made_of_attributes():
+    assert not is_made_of_attributes(KDTree(torch.rand(9, 2).numpy()))
+
+
+@pytest.mark.parametrize("refer", [weakref.ref, weakref.proxy])
+def test_a_weak_reference_to_nothing_is_not_saved(refer):
     model = Thing(now=None)
     state = state_of(model)
-    model.now = weakref.ref(Thing())
-    assert "now" not in str(state.encode()) and [each.name for each in state.unsaved] == ["now"]
+    model.now = refer(Thing())
+    assert "now" not in str(state.encode()["nodes"])
+    assert [each.name for each in state.unsaved] == ["now"]
 
 
 class Pair(ctypes.Structure):
