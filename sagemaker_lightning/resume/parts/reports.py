@@ -340,7 +340,7 @@ class Reports:
         for path in sorted(self.state.reordered - self.reported):
             if self.trainer.is_global_zero:
                 log.warning(
-                    f"{path} is a set, and after an interruption its elements may come in another "
+                    f"{path}: after an interruption the elements of this set may come in another "
                     "order: if training depends on it, sort them first, or keep a list or a dict"
                 )
         for path in sorted(self.state.parted - self.reported):

@@ -271,7 +271,7 @@ class _Decoder:
         is_filled = is_new and _is_filled(content)
         kind.fill(made, note, parts, None if is_filled else content)
         if type(made) is set and has_order(parts) and list(made) != parts:
-            self.reordered.append(str(path or "a set"))
+            self.reordered.append(str(path or "a set that was made while training"))
 
     def _fill_object(self, number: int, kind: ObjectKind, note: Any, references: list[Any]) -> None:
         """Fill an object, without the attributes that this program has not got."""

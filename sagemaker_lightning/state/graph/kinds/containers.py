@@ -161,13 +161,18 @@ class DefaultDictKind(DictKind):
         value.default_factory = factory
 
 
+NUMBERS = int, float, bool
+
+
 def has_order(parts: list[Any]) -> bool:
     """Return whether a set of these elements has the same order in each process.
 
-    That of numbers depends on what was added and removed before; that of text, and of objects, on
-    hashes which each process has of its own.
+    That of numbers, and of tuples of them, depends on what was added and removed before; that of
+    text, and of objects, on hashes which each process has of its own.
     """
-    return {int, float, bool}.issuperset(map(type, parts))
+    return all(
+        type(part) in NUMBERS or (type(part) is tuple and has_order([*part])) for part in parts
+    )
 
 
 def loses_order(value: set[Any] | frozenset[Any], parts: list[Any]) -> bool:

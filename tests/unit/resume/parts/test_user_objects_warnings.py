@@ -537,7 +537,7 @@ def test_a_set_in_another_order_is_reported_once(capsys):
     state.state.reordered.add("model.names")
     state.restore(saved)
     assert capsys.readouterr().out == (
-        "warning: model.names is a set, and after an interruption its elements may come in "
+        "warning: model.names: after an interruption the elements of this set may come in "
         "another order: if training depends on it, sort them first, or keep a list or a dict\n"
     )
     state.restore(saved)
