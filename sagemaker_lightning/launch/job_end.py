@@ -267,6 +267,7 @@ class ProgramFailed(Exception):
             words; "" if there is none.
         lost_a_peer: Whether the error is that a rank lost another one.
         kind: The name of the error's class; "" if stderr has none.
+        status: The program's exit status as a shell has it: 128 + N for signal N.
         is_death: Whether a signal has ended the program, or one of its ranks.
     """
 
@@ -285,7 +286,8 @@ class ProgramFailed(Exception):
         is_reason = status == -signal.SIGKILL or not has_error or self.lost_a_peer
         self.killed = rank if status in failures.OWN_REASONS and is_reason else ""
         ended = program_end.status
-        by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
+        self.status = ended if ended >= 0 else shutdown.status(-ended)
+        by_signal = 128 < self.status <= 128 + signal.SIGRTMAX
         # A crash has a trace as well, of no error's class.
         self.is_death = status < 0 or (by_signal and not self.kind)
         if self.killed or (status < 0 and not has_error):

@@ -104,6 +104,7 @@ class Watchdog:
         # for the first time.
         self.ended_before: set[int] | None = None
         self.program_has_ended = False  # whether this host's program has ended
+        self.forks = False  # whether this host has said that it can start without the imports
         self.mesh = Mesh(
             host,
             hosts,
@@ -159,15 +160,16 @@ class Watchdog:
         Args:
             forks: Whether this host can start it without the imports.
         """
+        self.forks = forks
         self._send_to_hosts(HostMessage(ready=True, forks=forks))
         self._wait_until(lambda: all(peer.ready for peer in self.mesh.others.values()))
         self.mesh.set_status("its program had just started")
         return self.reason
 
     @property
-    def others_fork(self) -> bool:
-        """Whether all other hosts have said that they can start without the imports."""
-        return all(peer.forks for peer in self.mesh.others.values())
+    def all_fork(self) -> bool:
+        """Whether all hosts have said that they can start without the imports."""
+        return self.forks and all(peer.forks for peer in self.mesh.others.values())
 
     def wait_until_all_are_done(self) -> StopReason | None:
         """Wait until all programs have ended well, or one host has a reason to end.

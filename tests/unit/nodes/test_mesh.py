@@ -327,14 +327,15 @@ def test_hosts_tell_each_other_how_their_programs_ended(hosts):
     assert told.kind is FaultKind.DEATH  # no text that is equal to it
 
 
-def test_hosts_tell_each_other_whether_they_start_without_imports(hosts):
+@pytest.mark.parametrize("forks", [(True, True), (True, False)])
+def test_hosts_tell_each_other_whether_they_start_without_imports(hosts, forks):
     hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     ready = [
-        hosts.work.submit(hosts.up[name].wait_until_all_are_ready, forks)
-        for name, forks in zip(ALL_HOSTS[:2], (True, False), strict=True)
+        hosts.work.submit(hosts.up[name].wait_until_all_are_ready, each)
+        for name, each in zip(ALL_HOSTS[:2], forks, strict=True)
     ]
     assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
-    assert [hosts.up[name].others_fork for name in ALL_HOSTS[:2]] == [False, True]
+    assert {hosts.up[name].all_fork for name in ALL_HOSTS[:2]} == {all(forks)}
 
 
 def test_a_host_that_is_gone_tells_nothing(hosts):
