@@ -65,6 +65,7 @@ class Watchdog:
             time if a signal explains the rank's end.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
+        program: Returns the PID of this host's program; None before there is one.
         reaped: The exit status of each process that this one has reaped, -N for signal N, by PID.
 
     Entering it raises UserError if this host cannot listen on the port.
@@ -84,6 +85,7 @@ class Watchdog:
         may_restart: bool = False,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
         restarts: int = 0,
+        program: Callable[[], int | None] = lambda: None,
         reaped: Mapping[int, int] | None = None,
     ) -> None:
         self.reaped = {} if reaped is None else reaped
@@ -104,6 +106,7 @@ class Watchdog:
         # for the first time.
         self.ended_before: set[int] | None = None
         self.program_has_ended = False  # whether this host's program has ended
+        self.is_idle = False  # whether this host has said that its program does nothing
         self.forks = False  # whether this host has said that it can start without the imports
         self.mesh = Mesh(
             host,
@@ -119,6 +122,7 @@ class Watchdog:
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
         self.hang_timeout = hang_timeout
+        self.program = program
         self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
         self.may_restart = may_restart
         self.loop = asyncio.new_event_loop()
@@ -268,13 +272,27 @@ class Watchdog:
 
     async def _look_for_hangs(self) -> None:
         """End the program when the ranks of this host hang."""
-        watch = HangWatch(self.path, self.hang_timeout)
-        while not (why := watch.look(time.monotonic())):
+        watch = HangWatch(self.path, self.hang_timeout, self.program)
+        while not (why := watch.look(time.monotonic()) or self._why_all_idle(watch.why_idle)):
             await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
         if not self.program_has_ended:
             reason = StopReason(f"host {self.mesh.host}: {why}", is_local=True)
             self.suspicions.append(reason)  # without doubt, as the ranks say nothing any more
             self._decide(reason)
+
+    def _why_all_idle(self, why_idle: str) -> str:
+        """Return why the programs of all hosts count as hanging at their start; "" if one works.
+
+        The other hosts hear of it when this host's program begins or ceases to do nothing.
+
+        Args:
+            why_idle: Why that of this host does; "" if it does not.
+        """
+        if bool(why_idle) != self.is_idle:
+            self.is_idle = bool(why_idle)
+            self.mesh.send(HostMessage(idle=int(self.is_idle)))
+        others = self.mesh.others.values()
+        return why_idle if all(peer.is_idle or peer.done for peer in others) else ""
 
     async def _open_for_hosts(self) -> None:
         if self.mesh.others:
