@@ -171,10 +171,18 @@ def test_what_pip_could_not_install_is_the_reason():
     assert str(ProgramFailed("x", end)) == "x ended with exit status 1: ERROR: No x==9"
 
 
-def test_a_command_that_fails_without_a_traceback():
-    printed = f"make: *** no rule\n{HANDLER}"
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("make: *** no rule\n", "make: *** no rule"),
+        ("", "nothing on its stderr says why"),
+    ],
+)
+def test_a_command_that_fails_without_a_traceback(says, why):
+    """What the shell prints of its commands is not why."""
+    printed = f"++ eval 'make it'\n+++ make it\n{says}{HANDLER}"
     end = shell_job.of_program(ProgramEnd(2, None, printed))
-    assert str(ProgramFailed("x", end)) == "x ended with exit status 2: make: *** no rule"
+    assert str(ProgramFailed("x", end)) == f"x ended with exit status 2: {why}"
 
 
 def ended(status: int) -> ProgramFailed:
