@@ -327,6 +327,27 @@ def test_a_restarted_rank_imports_nothing_anew(uninterrupted, own_weights, tmp_p
     assert not job.processes()
 
 
+# Rank 0 is in a long step as the other one dies.
+SLOW = """class Slow(faulty.Model):
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 0 and self.global_step == 9 and not os.path.exists("slept"):
+            open("slept", "x").close()
+            __import__("time").sleep(600)
+        return super().training_step(batch, batch_idx)
+
+parser ="""
+
+
+def test_a_death_does_not_wait_for_the_step_of_another_rank(own_weights, tmp_path: Path):
+    """torchrun asks the others to stop, and gives them minutes for that."""
+    job = Faulty(tmp_path / "ml")
+    program = OWN.replace("faulty.Model(", "Slow(").replace("parser =", SLOW, 1)
+    torchrun = {"sagemaker_torch_distributed_enabled": "true", "trainer.devices": "2"}
+    assert job.train_own(program, fault=KILL, **torchrun) == own_weights
+    says = "ended without giving a reason: it was killed by SIGKILL"
+    assert re.search(f"restart 1 in this container .*{says}", job.log) and not job.processes()
+
+
 # All hosts decide alike: tests/unit/launch/test_attempts.py. By which checkpoint:
 # test_sharded.py.
 @pytest.mark.thorough
