@@ -42,6 +42,8 @@ class Rank:
 
     command: list[str]
     variables: dict[str, str]
+    cwd: Path = Path()
+    """Its working directory, which it may have changed since."""
 
     @property
     def local_rank(self) -> int:
@@ -90,7 +92,8 @@ class Rank:
             .split("\0")[:-1]
             for name in ("cmdline", "environ")
         )
-        return cls(words, dict(entry.split("=", 1) for entry in variables if "=" in entry))
+        entries = dict(entry.split("=", 1) for entry in variables if "=" in entry)
+        return cls(words, entries, Path(f"/proc/{pid}/cwd").readlink())
 
 
 class Standby:
@@ -170,7 +173,7 @@ class Standby:
 
         Args:
             watch: The socket of this host's watch, beside which the ranks write.
-            cwd: The working directory of what the supervisor has started.
+            cwd: The working directory of the ranks, unless `starts_it` has changed it.
         """
         if self.process and self.process.poll() is None:
             return
@@ -267,10 +270,13 @@ class Standby:
         if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
             self.why_not = "not all ranks are known"
             return
+        if self.starts_it:
+            cwd = ranks[0].cwd
+            if ranks[0].variables.get("PWD") != str(cwd):  # that of the shell that has started it
+                self.why_not = "the ranks have changed their working directory"
+                return
         self.ranks = ranks
         self.forks.unlink(missing_ok=True)
-        if self.starts_it:  # it is a shell's, which says so in this variable
-            cwd = Path(ranks[0].variables.get("PWD", cwd))
         imports = IMAGES_IMPORTS if ranks[0].is_of_image(cwd) else OWN_IMPORTS
         command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
         self.requests, theirs = socket.socketpair()

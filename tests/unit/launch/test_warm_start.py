@@ -491,6 +491,14 @@ def test_what_starts_ranks_and_has_nothing_more_to_do_is_left_out(trained, tmp_p
     assert not asked(tmp_path, monkeypatch, program=1, starts_it=lambda command: False)
 
 
+def test_where_a_shell_has_started_ranks_is_known_if_they_are_still_there(
+    trained, tmp_path, monkeypatch, capsys
+):
+    trained({"LOCAL_RANK": "0", "PWD": str(tmp_path.parent)})
+    assert not asked(tmp_path, monkeypatch, program=1, starts_it=lambda command: True)
+    assert ": the ranks have changed their working directory\n" in capsys.readouterr().out
+
+
 def test_ranks_that_are_not_all_known_start_with_all_imports(
     trained, tmp_path, monkeypatch, capsys
 ):
