@@ -289,7 +289,7 @@ class Watchdog:
                 seen.add(pid)
                 launcher = process_stat(pid)[PARENT : PARENT + 1]
                 with suppress(ProcessLookupError):
-                    if launcher and not _is_restarted_by_torchrun(pid):
+                    if launcher and _is_rank_of_launcher(pid):
                         process = os.pidfd_open(pid)
                         self.rank_processes.add(process)
                         self.loop.add_reader(process, self._ended, process, pid, int(launcher[0]))
@@ -562,13 +562,17 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
     return rank_pid, int(stat[1]) if stat else 0
 
 
-def _is_restarted_by_torchrun(pid: int) -> bool:
-    """Return whether a torchrun of the user's starts a rank again by itself if it dies."""
+def _is_rank_of_launcher(pid: int) -> bool:
+    """Return whether a launcher has started a process as a rank, and ends if that dies.
+
+    A program may start trainings of other kinds, and kill them as it likes. A torchrun of the
+    user's may start its ranks again by itself.
+    """
     with suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return any(
-            name == b"TORCHELASTIC_MAX_RESTARTS" and value not in (b"", b"0")
-            for name, _, value in (each.partition(b"=") for each in variables)
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = {name: value for name, _, value in (each.partition(b"=") for each in entries)}
+        return b"LOCAL_RANK" in variables and (
+            variables.get(b"TORCHELASTIC_MAX_RESTARTS", b"0") in (b"", b"0")
         )
     return False
 

@@ -48,7 +48,7 @@ def rank(watch) -> Iterator:
     def start(how: str = "trains", **variables: str) -> subprocess.Popen:
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", RANK, str(watch.path), how],
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | (variables or {"LOCAL_RANK": "1"}),
             stdout=subprocess.PIPE,
         )
         started.append(process)
@@ -93,8 +93,13 @@ def test_an_end_that_another_one_may_have_caused_is_left_to_the_launcher(watch, 
     assert not becomes_true(lambda: watch.given or watch.suspicions, QUIET_SECONDS)
 
 
-def test_a_torchrun_that_starts_its_ranks_again_is_left_alone(watch, rank):
-    process = rank(TORCHELASTIC_MAX_RESTARTS="2")
+@pytest.mark.parametrize(
+    "variables",
+    [{"LOCAL_RANK": "1", "TORCHELASTIC_MAX_RESTARTS": "2"}, {"MINE": "1"}],
+    ids=["torchrun starts it again", "a training that a program starts and kills"],
+)
+def test_the_death_of_what_is_not_waited_for_is_none(watch, rank, variables):
+    process = rank(**variables)
     process.kill()
     assert not becomes_true(lambda: watch.given or watch.rank_processes, QUIET_SECONDS)
 

@@ -339,13 +339,20 @@ parser ="""
 
 
 def test_a_death_does_not_wait_for_the_step_of_another_rank(own_weights, tmp_path: Path):
-    """torchrun asks the others to stop, and gives them minutes for that."""
+    """torchrun asks the others to stop, and gives them minutes for that.
+
+    This job starts as a container does: its ranks are known by their variables in /proc.
+    """
     job = Faulty(tmp_path / "ml")
     program = OWN.replace("faulty.Model(", "Slow(").replace("parser =", SLOW, 1)
-    torchrun = {"sagemaker_torch_distributed_enabled": "true", "trainer.devices": "2"}
-    assert job.train_own(program, fault=KILL, **torchrun) == own_weights
+    hyperparameters = {"sagemaker_program": "own.py", "fault": KILL, "trainer.devices": "2"}
+    hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
+    job.prepare_own(hyperparameters, program)
+    run = job.run(cold=True, **job.own)
+    assert run.returncode == 0, run.stdout[-3000:]
     says = "ended without giving a reason: it was killed by SIGKILL"
-    assert re.search(f"restart 1 in this container .*{says}", job.log) and not job.processes()
+    assert re.search(f"restart 1 in this container .*{says}", run.stdout) and not job.processes()
+    assert interruptible.weights(job.base / "model/model.pt") == own_weights
 
 
 # All hosts decide alike: tests/unit/launch/test_attempts.py. By which checkpoint:
