@@ -358,11 +358,15 @@ def report(
     try:
         # A rank, or the job's own program, may have written the file first. If a rank only lost
         # another one, or was stopped because of that, what it wrote is not the reason, and the
-        # reason replaces it if we know.
-        knows = isinstance(error, OtherFailed) or bool(getattr(error, "killed", ""))
-        effects = (f"error: {failures.LOST_PEER}", "interrupted")
+        # reason replaces it if we know. A stop is a reason, too; of that, the rank knows more.
+        loss = f"error: {failures.LOST_PEER}"
+        effects: tuple[str, ...] = ()
+        if isinstance(error, OtherFailed) or getattr(error, "killed", ""):
+            effects = (loss, "interrupted")
+        elif isinstance(error, Interrupted):
+            effects = (loss,)
         written = failures.written(path)
-        replaces = (knows and written.startswith(effects)) or bool(is_no_reason(written))
+        replaces = written.startswith(effects) or bool(is_no_reason(written))
         if more and written and not replaces:
             # The rank knew why; how often it was started again, it did not.
             failures.write(path, f"{written.splitlines()[0]}{more}", written, replaces=True)

@@ -667,6 +667,14 @@ WITHOUT_KNOWLEDGE = ProgramFailed("x", ProgramEnd(1, None, ACCIDENT))
 EFFECTS = ("error: lost a peer, or never reached it: x", "interrupted, resume from step 3: x")
 
 
+def test_a_stop_is_the_reason_where_a_rank_has_lost_a_peer(folder):
+    """A rank has died, and before its program was started again, the job was asked to stop."""
+    stopped = Interrupted("interrupted, resume from step 3: SIGTERM")
+    for written, stays in zip(EFFECTS, (False, True), strict=True):
+        (folder / "output/failure").write_text(written)
+        assert toolkit_hook._report(stopped) == (written if stays else f"{stopped} [host unknown]")
+
+
 @pytest.mark.parametrize("error", [OtherFailed(OTHER), KILLED_RANK, WITHOUT_KNOWLEDGE])
 @pytest.mark.parametrize("written", ["", *EFFECTS, "error: ValueError: the cause\nmore"])
 def test_an_effect_of_the_reason_is_replaced_by_it(folder, error, written):
