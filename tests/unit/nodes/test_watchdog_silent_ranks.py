@@ -98,7 +98,7 @@ def test_an_end_that_another_one_may_have_caused_is_left_to_the_launcher(watch, 
     [{"LOCAL_RANK": "1", "TORCHELASTIC_MAX_RESTARTS": "2"}, {"MINE": "1"}],
     ids=["torchrun starts it again", "a training that a program starts and kills"],
 )
-def test_the_death_of_what_is_not_waited_for_is_none(watch, rank, variables):
+def test_the_death_of_what_nobody_waits_for_ends_nothing(watch, rank, variables):
     process = rank(**variables)
     process.kill()
     assert not becomes_true(lambda: watch.given or watch.rank_processes, QUIET_SECONDS)
