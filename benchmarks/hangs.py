@@ -97,7 +97,9 @@ def run(steps: int, limit: float, jobs: int) -> list[Job]:
                 command = [sys.executable, "-m", __spec__.name, "--rank", str(own)]
                 command += [f"--steps={share}", f"--limit={limit}"]
                 process = subprocess.Popen(command, env=report.variables(), start_new_session=True)
-                started.append(Job(own, process, HangWatch(own / "ranks", limit), share))
+                started.append(
+                    Job(own, process, HangWatch(own / "ranks", limit, lambda: None), share)
+                )
             while not all(each.is_over for each in started):
                 for each in started:
                     if not each.is_over:

@@ -267,6 +267,7 @@ class ProgramFailed(Exception):
             words; "" if there is none.
         lost_a_peer: Whether the error is that a rank lost another one.
         kind: The name of the error's class; "" if stderr has none.
+        status: The program's exit status as a shell has it: 128 + N for signal N.
         is_death: Whether a signal has ended the program, or one of its ranks.
     """
 
@@ -285,7 +286,8 @@ class ProgramFailed(Exception):
         is_reason = status == -signal.SIGKILL or not has_error or self.lost_a_peer
         self.killed = rank if status in failures.OWN_REASONS and is_reason else ""
         ended = program_end.status
-        by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
+        self.status = ended if ended >= 0 else shutdown.status(-ended)
+        by_signal = 128 < self.status <= 128 + signal.SIGRTMAX
         # A crash has a trace as well, of no error's class.
         self.is_death = status < 0 or (by_signal and not self.kind)
         if self.killed or (status < 0 and not has_error):
@@ -356,11 +358,15 @@ def report(
     try:
         # A rank, or the job's own program, may have written the file first. If a rank only lost
         # another one, or was stopped because of that, what it wrote is not the reason, and the
-        # reason replaces it if we know.
-        knows = isinstance(error, OtherFailed) or bool(getattr(error, "killed", ""))
-        effects = (f"error: {failures.LOST_PEER}", "interrupted")
+        # reason replaces it if we know. A stop is a reason, too; of that, the rank knows more.
+        loss = f"error: {failures.LOST_PEER}"
+        effects: tuple[str, ...] = ()
+        if isinstance(error, OtherFailed) or getattr(error, "killed", ""):
+            effects = (loss, "interrupted")
+        elif isinstance(error, Interrupted):
+            effects = (loss,)
         written = failures.written(path)
-        replaces = (knows and written.startswith(effects)) or bool(is_no_reason(written))
+        replaces = written.startswith(effects) or bool(is_no_reason(written))
         if more and written and not replaces:
             # The rank knew why; how often it was started again, it did not.
             failures.write(path, f"{written.splitlines()[0]}{more}", written, replaces=True)

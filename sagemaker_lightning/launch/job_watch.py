@@ -64,6 +64,7 @@ def watchdog(
         hang_timeout=here.hang_timeout,
         on_reason=end_program,
         restarts=len(restarts.taken),
+        program=lambda: supervisor.child.pid if supervisor.child else None,
         reaped=supervisor.statuses,
     )
 

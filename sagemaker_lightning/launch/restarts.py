@@ -117,6 +117,9 @@ def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) ->
 def _alike(why: str) -> str:
     """Return a reason without what differs each time: ranks, PIDs, hosts' numbers, addresses.
 
-    torchrun tells of a rank by its number, other launchers by its PID.
+    torchrun tells of a rank by its number, other launchers by its PID; and whoever tells of a death
+    first, the watch or the launcher, has words of its own.
     """
+    if death := re.search(r"killed by SIG\w+", why):
+        return death[0]
     return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", why)

@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from sagemaker_lightning.contract import (
@@ -34,12 +35,14 @@ from sagemaker_lightning.launch import (
     job_end,
     job_watch,
     ownership,
+    standby,
     torchrun_command,
 )
 from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process.supervisor import (
     ProgramEnd,
+    Started,
     StoppedBeforeStart,
     Supervisor,
 )
@@ -55,9 +58,13 @@ AFTERWARDS = re.compile(
     r'|Traceback .*\n  File "[^"]*/sm_drivers/.*\n(  .*\n)*subprocess\.CalledProcessError: )',
     re.M,
 )
+SHELLS_TRACE = re.compile(r"^\++ .*\n", re.M)
+"""What the SDK's script prints of each command that it runs (set -x)."""
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
 # likely the program's own -1 than SIGHUP.
 KILLED = {256 - number: -number for number in signal.Signals if number != signal.SIGHUP}
+SHELLS_OWN = set(";&|<>!\n")
+"""Characters of a command with which it is not one program, or not with the shell's own streams."""
 # What these programs write to the failure file. It names no cause; a traceback of the job's own
 # program does.
 NO_REASON = re.compile(
@@ -80,7 +87,11 @@ def main() -> None:
             traceback.print_exception(error)
         line = job_end.report(error, BASE / "output/failure", current_host(), NO_REASON.match)
         say_last(line)
-        status = shutdown.status(error.number) if isinstance(error, job_end.Interrupted) else 1
+        status = 1
+        if isinstance(error, job_end.Interrupted):
+            status = shutdown.status(error.number)
+        elif isinstance(error, job_end.ProgramFailed):
+            status = error.status
     ownership.give_to_owners(BASE)
     sys.exit(status)
 
@@ -96,37 +107,49 @@ def _run(command: str, supervisor: Supervisor) -> int:
     gpus = len(gpu_driver.Host.read(Path("/")).models)
     os.environ.update(variables_of(BASE, gpus) | os.environ)
     here = SageMakerEnvironment.read()
-    name = program(BASE)
+    source = source_code(BASE)
+    name = program(source)
+    variables = rendezvous.variables(here) | torchrun_command.VARIABLES | os.environ
 
     def attempt(watchdog: Watchdog, restarts: Restarts) -> None:
         what = f"{name}, by SDK 3's script"
-        job_watch.meet(watchdog, here, what, here.hyperparameters, restarts)
-        end = supervisor.run(
-            ["/bin/bash", "-c", command],
-            cwd=Path.cwd(),
-            variables=rendezvous.variables(here)
-            | torchrun_command.VARIABLES
-            | os.environ
-            | {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)}
-            | attempts.variables(restarts),
-            keeps_stdout=True,
-        )
-        job_end.judge(name, of_program(end), supervisor, watchdog)
+        job_watch.meet(watchdog, here, what, here.hyperparameters, restarts, aside.is_ready)
+        started = ["/bin/bash", "-c", command]
+        end = aside.run(started, Path.cwd(), variables, watchdog, restarts, keeps_stdout=True)
+        if not isinstance(supervisor.child, Started):
+            end = of_program(end)
+        job_end.judge(name, end, supervisor, watchdog)
 
-    attempts.run(here, name, here.hyperparameters, supervisor, attempt)
+    with standby.Standby(
+        here, supervisor, is_the_sdks if is_one_program(source) else None
+    ) as aside:
+        attempts.run(here, name, here.hyperparameters, supervisor, attempt)
     return 0
 
 
-def program(base: Path) -> str:
-    """Return what the job runs, as SDK 3 notes it: its entry script or its command.
+def source_code(base: Path) -> Mapping[str, object]:
+    """Return the job's `SourceCode` as SDK 3 notes it; {} if it has not.
 
     Args:
         base: The job's folder, /opt/ml.
     """
     file = base / "input/data/sm_drivers/sourcecode.json"
-    source = job_config.read(file) if file.is_file() else {}
+    return job_config.read(file) if file.is_file() else {}
+
+
+def program(source: Mapping[str, object]) -> str:
+    """Return what a job of this `SourceCode` runs: its entry script or its command."""
     words = str(source.get("entry_script") or source.get("command") or SCRIPT).split()
     return " ".join(words)[:100]
+
+
+def is_one_program(source: Mapping[str, object]) -> bool:
+    """Return whether the SDK's script starts one program, and does nothing after its end.
+
+    A command may be more than one for the shell that evaluates it.
+    """
+    command = str(source.get("command") or "").strip()
+    return not set(command) & SHELLS_OWN if command else bool(source.get("entry_script"))
 
 
 def is_the_sdks(command_line: list[str]) -> bool:
@@ -147,7 +170,7 @@ def of_program(end: ProgramEnd) -> ProgramEnd:
     printed = end.stderr
     if after := AFTERWARDS.search(printed):
         printed = printed[: after.start()]
-    return ProgramEnd(status, end.stop_signal, indented(printed))
+    return ProgramEnd(status, end.stop_signal, indented(SHELLS_TRACE.sub("", printed)))
 
 
 def indented(printed: str) -> str:

@@ -2,24 +2,27 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.contract.log import ON_STDERR, log
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.process_stat import PARENT, process_stat
 from sagemaker_lightning.contract.rendezvous import free_port
-from sagemaker_lightning.launch.user_program import HOME
+from sagemaker_lightning.launch import HOME, attempts
+from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.launch.warm_start import Answer, RankStart
 from sagemaker_lightning.nodes import rank_progress
-from sagemaker_lightning.process.supervisor import Started, Supervisor
+from sagemaker_lightning.nodes.watchdog import Watchdog
+from sagemaker_lightning.process.supervisor import ProgramEnd, Started, Supervisor, command_line
 
 SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
@@ -39,6 +42,8 @@ class Rank:
 
     command: list[str]
     variables: dict[str, str]
+    cwd: Path = Path()
+    """Its working directory, which it may have changed since."""
 
     @property
     def local_rank(self) -> int:
@@ -46,9 +51,36 @@ class Rank:
         return int(self.variables.get("LOCAL_RANK", "0"))
 
     @property
-    def script(self) -> str:
-        """The first word after Python's own flags that `become` of launch/warm_start.py knows."""
-        return next((word for word in self.command[1:] if word not in ("-u", "--")), "")
+    def words(self) -> list[str]:
+        """What follows Python's own flags, those that `become` of launch/warm_start.py knows."""
+        words = self.command[1:]
+        while words[:1] in (["-u"], ["--"]):
+            words = words[1:]
+        return words
+
+    @property
+    def can_be_forked(self) -> bool:
+        """Whether it is a script, or a module (-m), that this Python runs."""
+        words = self.words
+        is_module = words[:1] == ["-m"] and len(words) > 1
+        return self._is_this_python and (is_module or words[:1] != [] and words[0].endswith(".py"))
+
+    @property
+    def _is_this_python(self) -> bool:
+        """Whether its Python is this process's, with the same packages."""
+        path = self.variables.get("PATH", os.defpath)
+        found = shutil.which(self.command[0], path=path) if self.command else None
+        if not found:
+            return False
+        here = Path(sys.executable)
+        # python and python3 are two names of one file in each virtual environment.
+        return Path(found).samefile(here) and Path(found).parent.samefile(here.parent)
+
+    def is_of_image(self, cwd: Path) -> bool:
+        """Whether it is one of the image's own programs, started in folder `cwd`."""
+        if self.words[0] == "-m":
+            return self.words[1].startswith("app.")
+        return (cwd / self.words[0]).is_relative_to(HOME / "app")
 
     @classmethod
     def of_process(cls, pid: int) -> "Rank":
@@ -60,7 +92,8 @@ class Rank:
             .split("\0")[:-1]
             for name in ("cmdline", "environ")
         )
-        return cls(words, dict(entry.split("=", 1) for entry in variables if "=" in entry))
+        entries = dict(entry.split("=", 1) for entry in variables if "=" in entry)
+        return cls(words, entries, Path(f"/proc/{pid}/cwd").readlink())
 
 
 class Standby:
@@ -69,11 +102,21 @@ class Standby:
     Args:
         here: Describes the job and this host.
         supervisor: Runs the program.
+        starts_it: Whether a process, given by its command line, starts what is forked in its place,
+            and does nothing else once that has ended. None if only the supervisor does.
     """
 
-    def __init__(self, here: SageMakerEnvironment, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        here: SageMakerEnvironment,
+        supervisor: Supervisor,
+        starts_it: Callable[[list[str]], bool] | None = None,
+    ) -> None:
         self.here = here
         self.supervisor = supervisor
+        self.starts_it = starts_it
+        self.why_not = ""
+        """Why there is no process."""
         self.ranks: list[Rank] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.requests: socket.socket | None = None
@@ -98,15 +141,43 @@ class Standby:
         self._end_thread()
         return bool(self.process and self.process.poll() is None and self.forks.exists())
 
+    def run(
+        self,
+        command: list[str],
+        cwd: Path,
+        variables: Mapping[str, str],
+        watchdog: Watchdog,
+        restarts: Restarts,
+        keeps_stdout: bool = False,
+    ) -> ProgramEnd:
+        """Run the program once: without its imports if it is started again and that is possible.
+
+        Otherwise a line says why not.
+
+        Args:
+            command: See `Supervisor.run`.
+            cwd: See `Supervisor.run`.
+            variables: The environment, without what differs from one start to the next.
+            watchdog: Watches the other hosts, and this host's ranks.
+            restarts: The restarts so far.
+            keeps_stdout: See `Supervisor.run`.
+        """
+        new = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
+        started = self.take(new, watchdog.all_fork) if restarts.taken else None
+        if len(restarts.taken) < restarts.most:
+            self.prepare(watchdog.path, cwd)
+        return self.supervisor.run(command, cwd, {**variables, **new}, keeps_stdout, started)
+
     def prepare(self, watch: Path, cwd: Path) -> None:
         """Unless there is a process, start one as soon as the ranks train.
 
         Args:
             watch: The socket of this host's watch, beside which the ranks write.
-            cwd: The program's working directory.
+            cwd: The working directory of the ranks, unless `starts_it` has changed it.
         """
         if self.process and self.process.poll() is None:
             return
+        self.why_not = "no rank had said that it trains"
         self.ended.clear()
         self.thread = threading.Thread(target=self._start_in_time, args=(watch, cwd), daemon=True)
         self.thread.start()
@@ -114,8 +185,8 @@ class Standby:
     def take(self, new: Mapping[str, str], all_fork: bool = False) -> Started | None:
         """Let the process start the program; return the program.
 
-        None if there is no process, or none that can. The torchruns of several hosts start their
-        ranks together, or none does.
+        None, and a line, if there is no process, or none that can. The torchruns of several hosts
+        start their ranks together, or none does.
 
         Args:
             new: What is new in the environment of its ranks.
@@ -123,9 +194,11 @@ class Standby:
         """
         self._end_thread()
         is_shared = any(TORCHRUN in rank.variables for rank in self.ranks)
-        if is_shared and len(self.here.hosts) > 1 and not all_fork:
+        if self.process and is_shared and len(self.here.hosts) > 1 and not all_fork:
             self._end_process()
+            self.why_not = "another host has to start torchrun"
         if not (self.process and self.requests):
+            log.info(f"starting it with all imports: {self.why_not}")
             return None
         port = free_port()
         ranks: list[RankStart] = [
@@ -150,10 +223,8 @@ class Standby:
             return Started(answer["pid"], reading)
         os.close(reading)
         self._end_process()
-        if "why_not" in answer:
-            log.warning(
-                f"starting anew, as no process can be forked: {answer['why_not']}", extra=ON_STDERR
-            )
+        why_not = answer.get("why_not", "the process that forks does not answer")
+        log.info(f"starting it with all imports: {why_not}")
         return None
 
     def _rendezvous(self, rank: Rank, port: int) -> dict[str, str]:
@@ -186,20 +257,27 @@ class Standby:
                 return
 
     def _start(self, pids: list[int], cwd: Path) -> None:
-        """Start the process if it can stand for the launcher of these ranks."""
+        """Start the process if it can stand for the launcher of these ranks; note why not."""
         ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
         if any(str(SCRIPT) in rank.command for rank in ranks):
             ranks = self.ranks  # a forked one has the command line of its parent
         elif not self._are_the_program(pids, ranks):
+            self.why_not = "what has started the ranks may do more than that"
             return
-        if not all(map(is_script, ranks)):
+        if not all(rank.can_be_forked for rank in ranks):
+            self.why_not = f"the ranks are no scripts or modules that {sys.executable} runs"
             return
         if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
+            self.why_not = "not all ranks are known"
             return
+        if self.starts_it:
+            cwd = ranks[0].cwd
+            if ranks[0].variables.get("PWD") != str(cwd):  # that of the shell that has started it
+                self.why_not = "the ranks have changed their working directory"
+                return
         self.ranks = ranks
         self.forks.unlink(missing_ok=True)
-        is_of_image = (cwd / ranks[0].script).is_relative_to(HOME / "app")
-        imports = IMAGES_IMPORTS if is_of_image else OWN_IMPORTS
+        imports = IMAGES_IMPORTS if ranks[0].is_of_image(cwd) else OWN_IMPORTS
         command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
         self.requests, theirs = socket.socketpair()
         self.requests.settimeout(ANSWER_SECONDS)
@@ -220,13 +298,16 @@ class Standby:
         """
         if not self.supervisor.child:
             return False
-        program = self.supervisor.child.pid
+        programs = set(pids)
         if all(TORCHRUN in rank.variables for rank in ranks):
-            parents = {parent for pid in pids for parent in process_stat(pid)[PARENT : PARENT + 1]}
-            return parents == {str(program)}
-        return program in pids
+            programs = set(map(_parent, pids))
+            if len(programs) > 1:
+                return False
+        return self.supervisor.child.pid in programs or any(
+            self.starts_it and self.starts_it(command_line(_parent(pid))) for pid in programs
+        )
 
 
-def is_script(rank: Rank) -> bool:
-    """Return whether a rank is a script that this Python runs, so that a fork can run it."""
-    return rank.command[:1] == [sys.executable] and rank.script.endswith(".py")
+def _parent(pid: int) -> int:
+    """Return the PID of a process's parent; 0 if the process is gone."""
+    return int((process_stat(pid)[PARENT : PARENT + 1] or ["0"])[0])

@@ -122,22 +122,11 @@ def _run_program(
         aside: Starts the program again without its imports.
     """
     what = f"{program.folder / program.name}, {program.launcher}"
-    forks = aside.is_ready
-    job_watch.meet(watchdog, here, what, hyperparameters, restarts, forks)
-    of_attempt = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
-    all_fork = forks and watchdog.others_fork
-    started = aside.take(of_attempt, all_fork)
-    if len(restarts.taken) < restarts.most:
-        aside.prepare(watchdog.path, program.cwd)
-    program_end = supervisor.run(
-        program.command,
-        cwd=program.cwd,
-        variables=program.variables | of_attempt,
-        started=started,
-    )
+    job_watch.meet(watchdog, here, what, hyperparameters, restarts, aside.is_ready)
+    end = aside.run(program.command, program.cwd, program.variables, watchdog, restarts)
     job_end.judge(
         program.name,
-        program_end,
+        end,
         supervisor,
         watchdog,
         missing_model=lambda: program.missing_model(here),

@@ -18,11 +18,9 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.launch import requirements, torchrun_command
+from sagemaker_lightning.launch import HOME, requirements, torchrun_command
 from sagemaker_lightning.process import threads
 
-HOME = Path(__file__).resolve().parents[2]
-"""The folder in which this package is, and with it the image's own programs."""
 CODE_FOLDER = Path(environment.code_dir)
 """The folder of the job's own source."""
 # The toolkit's hyperparameter for each distribution that torchrun can run, and the name by which

@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -171,10 +172,10 @@ def why_unsafe() -> str:
 
 
 def become(command: list[str], variables: dict[str, str]) -> None:
-    """Make this process what `command`, a script of Python's, would find.
+    """Make this process what `command`, a script or module of Python's, would find.
 
     Args:
-        command: Python, -u or -- or neither, the script, and its arguments.
+        command: Python, -u or -- or neither, the script or -m and a module, and its arguments.
         variables: Its environment.
     """
     import random
@@ -189,7 +190,9 @@ def become(command: list[str], variables: dict[str, str]) -> None:
         if words.pop(0) == "-u" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(write_through=True)
     sys.argv = words
-    sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))  # noqa: PTH100, PTH120
+    is_module = words[0] == "-m"
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH109, PTH120
+    sys.path.insert(0, folder)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
@@ -205,7 +208,11 @@ def become(command: list[str], variables: dict[str, str]) -> None:
 
 
 def run_script() -> None:
-    """Run the script that sys.argv names as the main module of this process."""
+    """Run the script, or the module, that sys.argv names as the main module of this process."""
+    if sys.argv[0] == "-m":
+        sys.argv.pop(0)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
     path = sys.argv[0]
     with open(path, "rb") as file:  # noqa: PTH123
         code = compile(file.read(), path, "exec")

@@ -1,15 +1,18 @@
-"""Notices that the ranks of a node hang: none continues, and none uses a processor.
+"""Notices that the program of a node hangs.
 
-A long step, a compilation and a validation use one. A rank that waits for a peer in a collective
-does not, and neither does one that is frozen. A rank that loops for ever looks like a long step,
-and NCCL's kernels keep a processor busy while they wait: there, the limit of torch's collectives
-ends those that wait.
-
-What has launched the ranks, such as torchrun, waits for them. If it is stopped, it never learns of
-their end.
+- A process of it is stopped (SIGSTOP, state T): it does nothing, and never learns what others do.
+- Its ranks train, and none continues, and none uses a processor. A long step, a compilation and a
+  validation use one. A rank that waits for a peer in a collective does not, and neither does one
+  that waits for a lock. A rank that loops for ever looks like a long step, and NCCL's kernels keep
+  a processor busy while they wait: there, the limit of torch's collectives ends those that wait.
+- No rank trains yet, though one is about to, and the program does nothing at all: neither does it
+  use a processor, nor does it read, write or have anything from the network. A program may wait for
+  something else then, such as a database. So this takes longer, and has to be so on all hosts.
 """
 
-import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sagemaker_lightning.contract.process_stat import PARENT, process_stat
@@ -22,98 +25,199 @@ BUSY_SHARE = 0.05
 
 Threads that only look whether there is something to do use less.
 """
+BUSY_BYTES = 2**16
+"""Bytes a second that a program which starts reads, writes, sends and gets, if it is at work.
+
+The watch's own messages to 500 other hosts are less.
+"""
+START_FACTOR = 3
+"""How many times the limit a start may take without a sign of work.
+
+With the default limit, it is what torch's collectives wait for.
+"""
 SPAN = 1.0
 """Seconds, at least, over which the share is taken: within a short time, one tick is a lot."""
-USER_TICKS, SYSTEM_TICKS = 11, 12  # places among the fields of process_stat
+TICKS = slice(11, 15)
+"""Places of the processor time among the fields of process_stat: its own, and that of its children
+that have ended."""
 STOPPED = "T"  # a state of process_stat
+
+Processes = dict[int, list[str]]
+"""The fields of process_stat, by PID."""
+
+
+@dataclass
+class Activity:
+    """The last sign of work of some processes.
+
+    Args:
+        limits: What they use a second, at least, if they are at work: one number for each counter.
+    """
+
+    limits: tuple[float, ...]
+    worked_at: float = 0.0
+    looked_at: float = 0.0
+    used: dict[object, tuple[float, ...]] = field(default_factory=dict)
+    """The counters by what has used them, such as a PID, when it was last looked at."""
+    moved_at: float = 0.0
+
+    def is_due(self, now: float, moved_at: float = 0.0) -> bool:
+        """Return whether the counters say something new."""
+        return not self.used or moved_at != self.moved_at or now - self.looked_at >= SPAN
+
+    def seconds_without(
+        self, used: dict[object, tuple[float, ...]], now: float, moved_at: float = 0.0
+    ) -> float:
+        """Return for how long there has been no sign of work.
+
+        Args:
+            used: The counters now.
+            now: The time, in seconds of time.monotonic().
+            moved_at: When one of them has said that it continues, the last time.
+        """
+        passed = now - self.looked_at
+        none = (0.0,) * len(self.limits)
+        growth = [
+            sum(now_[place] - self.used.get(key, none)[place] for key, now_ in used.items())
+            for place in range(len(self.limits))
+        ]
+        is_busy = any(
+            more > limit * passed for more, limit in zip(growth, self.limits, strict=True)
+        )
+        if not self.used or is_busy or moved_at != self.moved_at:
+            self.worked_at = now
+        self.used, self.looked_at, self.moved_at = used, now, moved_at
+        return now - self.worked_at
 
 
 class HangWatch:
-    """Looks at the ranks of a node every now and then.
+    """Looks at the program of a node every now and then.
 
     Args:
         watch: The socket of the node's watch, beside which the ranks write.
         limit: Seconds without a sign of work after which the ranks count as hanging.
+        program: Returns the PID of the program; None before there is one.
+
+    Attributes:
+        why_idle: Why the program counts as hanging at its start, if those of all hosts do; "" if it
+            does not. It may wait for what another host does.
     """
 
-    def __init__(self, watch: Path, limit: float) -> None:
+    def __init__(self, watch: Path, limit: float, program: Callable[[], int | None]) -> None:
         self.watch = watch
         self.limit = limit
-        self.moved_at = 0.0  # when a rank last continued
-        self.looked_at = self.worked_at = 0.0
-        self.ticks: dict[int, int] = {}  # of each process, when it was last looked at
-        self.launchers: set[int] = set()  # PIDs
-        self.launchers_ran_at = 0.0  # when none of them was stopped, the last time
+        self.program = program
+        self.why_idle = ""
+        self.training = self._activity_of_training()
+        self.start = self._activity_of_start()
+        self.stopped: dict[int, float] = {}  # when each was found so, by PID
 
     def look(self, now: float) -> str:
-        """Return why the ranks, or what has launched them, count as hanging, in one line.
-
-        Return "" if they do not.
+        """Return why the program hangs, whatever other hosts do, in one line; "" if it does not.
 
         Args:
             now: The time, in seconds of time.monotonic().
         """
+        processes = _processes()
+        below = _with_children({self.program() or 0} & processes.keys(), processes)
+        starting = rank_progress.starting(self.watch) & processes.keys()
         ranks = list(rank_progress.read(self.watch))
         training = [rank for rank in ranks if rank.is_training]
-        return self._look_at_ranks(training, now) or self._look_at_launchers(
-            {rank.pid for rank in ranks}, {rank.pid for rank in training}, now
-        )
+        self._look_at_start(below if starting and not ranks else set(), processes, now)
+        why = self._look_at_ranks(training, starting, processes, now)
+        stopped = [pid for pid in sorted(below) if processes[pid][0] == STOPPED]
+        self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
+        for pid, since in self.stopped.items():
+            if why or now - since >= self.limit:
+                return f"its process {pid} has been stopped (SIGSTOP) for {now - since:.0f} s"
+        return why
 
-    def _look_at_launchers(self, ranks: set[int], training: set[int], now: float) -> str:
-        """Return why what has launched these PIDs counts as hanging; "" if it does not."""
-        parents = {parent for pid in ranks for parent in process_stat(pid)[PARENT : PARENT + 1]}
-        self.launchers |= {int(parent) for parent in parents} - {os.getpid()}
-        stopped = [pid for pid in self.launchers - training if process_stat(pid)[:1] == [STOPPED]]
-        if not (stopped and self.launchers_ran_at):
-            self.launchers_ran_at = now
-        if not stopped or now - self.launchers_ran_at < self.limit:
-            return ""
-        return f"the process {stopped[0]}, which has started its ranks, is stopped"
+    def _activity_of_training(self) -> Activity:
+        return Activity((BUSY_SHARE * TICKS_PER_SECOND,))
 
-    def _look_at_ranks(self, ranks: list[RankProgress], now: float) -> str:
-        """Return why these ranks, which train, count as hanging; "" if they do not."""
-        if not ranks:
-            self.ticks = {}
+    def _activity_of_start(self) -> Activity:
+        return Activity((BUSY_SHARE * TICKS_PER_SECOND, BUSY_BYTES))
+
+    def _look_at_ranks(
+        self, training: list[RankProgress], starting: set[int], processes: Processes, now: float
+    ) -> str:
+        """Return why these ranks count as hanging; "" if they do not."""
+        if not training:
+            self.training = self._activity_of_training()
             return ""
-        moved_at = max(rank.moved_at for rank in ranks)
-        if self.ticks and moved_at == self.moved_at and now - self.looked_at < SPAN:
+        moved_at = max(rank.moved_at for rank in training)
+        if not self.training.is_due(now, moved_at):
             return ""
-        ticks = _ticks_with_children({rank.pid for rank in ranks})
-        used = sum(ticks[pid] - self.ticks.get(pid, 0) for pid in ticks) / TICKS_PER_SECOND
-        is_busy = used > BUSY_SHARE * (now - self.looked_at)
-        if not self.ticks or is_busy or moved_at != self.moved_at:
-            self.worked_at = now
-        self.moved_at, self.ticks, self.looked_at = moved_at, ticks, now
-        if now - self.worked_at < self.limit:
+        pids = {rank.pid for rank in training} | starting
+        below = _with_children(pids & processes.keys(), processes)
+        used: dict[object, tuple[float, ...]] = {pid: (_ticks(processes[pid]),) for pid in below}
+        seconds = self.training.seconds_without(used, now, moved_at)
+        if seconds < self.limit:
             return ""
-        frozen = [rank for rank in ranks if process_stat(rank.pid)[:1] == [STOPPED]]
-        step = max(rank.step for rank in ranks)
+        step = max(rank.step for rank in training)
         return (
-            f"its ranks hang after step {step}: for {now - self.worked_at:.0f} s, none has begun "
-            "or ended a batch, and none has used a processor"
-            f"{f'; the process {frozen[0].pid} is stopped' if frozen else ''}"
+            f"its ranks hang after step {step}: for {seconds:.0f} s, none has begun or ended a "
+            "batch, and none has used a processor"
         )
 
+    def _look_at_start(self, pids: set[int], processes: Processes, now: float) -> None:
+        """Note why these processes, which start, count as hanging."""
+        if not pids:
+            self.start = self._activity_of_start()
+            self.why_idle = ""
+        elif self.start.is_due(now):
+            used: dict[object, tuple[float, ...]] = {
+                pid: (_ticks(processes[pid]), _bytes_moved(pid)) for pid in pids
+            }
+            used["network"] = (0, _bytes_of_network())
+            seconds = self.start.seconds_without(used, now)
+            self.why_idle = (
+                f"its ranks hang before the first step: for {seconds:.0f} s, they have used no "
+                "processor, no file and no network"
+                if seconds >= START_FACTOR * self.limit
+                else ""
+            )
 
-def _ticks_with_children(pids: set[int]) -> dict[int, int]:
-    """Return the processor time of these processes and of all that they have started, by PID.
 
-    These are data workers and compilers.
-    """
-    everything = {
-        int(folder.name): fields
-        for folder in Path("/proc").iterdir()
-        if folder.name.isdigit() and (fields := process_stat(int(folder.name)))
-    }
+def _processes() -> Processes:
+    """Return all processes of this container."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return {pid: fields for pid in pids if (fields := process_stat(pid))}
+
+
+def _with_children(pids: Iterable[int], processes: Processes) -> set[int]:
+    """Return these processes and all that they have started: ranks, data workers, compilers."""
     children: dict[int, list[int]] = {}
-    for pid, fields in everything.items():
+    for pid, fields in processes.items():
         children.setdefault(int(fields[PARENT]), []).append(pid)
-    found = {}
-    waiting = list(pids & everything.keys())
+    found: set[int] = set()
+    waiting = list(pids)
     while waiting:
         pid = waiting.pop()
         if pid not in found:
-            fields = everything[pid]
-            found[pid] = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+            found.add(pid)
             waiting += children.get(pid, ())
     return found
+
+
+def _ticks(fields: list[str]) -> int:
+    """Return the processor time of a process, and of what it has started and has ended."""
+    return sum(map(int, fields[TICKS]))
+
+
+def _bytes_moved(pid: int) -> int:
+    """Return the bytes that a process has read and written; proc_pid_io(5)."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        counts = dict(line.split(": ") for line in lines)
+        return sum(int(counts[name]) for name in ("rchar", "wchar", "read_bytes"))
+    return 0
+
+
+def _bytes_of_network() -> int:
+    """Return the bytes that this container has got and sent, its own interfaces together."""
+    with suppress(OSError):
+        lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+        counts = [line.partition(":")[2].split() for line in lines]
+        return sum(int(each[0]) + int(each[8]) for each in counts)
+    return 0

@@ -59,6 +59,8 @@ class Peer:
     status: str = "it had just started"
     ready: bool = False
     forks: bool = False
+    is_idle: bool = False
+    """Whether its program does nothing at its start."""
     done: bool = False
     fault: Fault | None = None
     """How its program ended, once it has said so."""
@@ -73,6 +75,7 @@ class Peer:
         self.status = self.status if message.status is None else message.status
         self.ready = self.ready or message.ready
         self.forks = self.forks or message.forks
+        self.is_idle = self.is_idle if message.idle is None else bool(message.idle)
         # A host that knows why the job ends is not lost when its connection ends.
         knows_the_end = message.failed is not None or message.stopped is not None
         self.done = self.done or message.done or knows_the_end

@@ -144,6 +144,8 @@ class HostMessage(_Message):
         status: Sent every few seconds: the sender lives, and this is what it does.
         ready: Whether the sender is ready for the programs to start.
         forks: Whether it can start its program without the imports; said with `ready`.
+        idle: Whether the sender's program does nothing at its start, as 1 or 0: what is False is
+            not sent.
         done: Whether the sender's program has ended well.
         dead: A rank of the sender that died.
         failed: Why the sender's program failed, or that of a host that the sender knows of.
@@ -154,6 +156,7 @@ class HostMessage(_Message):
     status: str | None = None
     ready: bool = False
     forks: bool = False
+    idle: int | None = None
     done: bool = False
     dead: Suspicion | None = None
     failed: str | None = None
@@ -177,6 +180,7 @@ class HostMessage(_Message):
             status=_text(fields, "status"),
             ready="ready" in fields,
             forks="forks" in fields,
+            idle=int(bool(fields["idle"])) if "idle" in fields else None,
             done="done" in fields,
             dead=suspicion,
             failed=_text(fields, "failed"),

@@ -56,6 +56,7 @@ class ProgressFile:
             with watch.with_name(f"{PREFIX}{self.pid}").open("w+b") as file:
                 file.truncate(RECORD.size)
                 self.memory = mmap.mmap(file.fileno(), RECORD.size)
+            RECORD.pack_into(self.memory, 0, self.pid, 0, 0, 0, 0, False)
 
     def begin(self, step: int) -> None:
         """Note that the training begins, with an optimizer step."""
@@ -82,11 +83,26 @@ class ProgressFile:
 
 
 def read(watch: Path) -> Iterator[RankProgress]:
-    """Yield what the ranks of a node have written, those that have ended included.
+    """Yield what the ranks of a node have written that have begun to train.
+
+    Those that have ended are among them.
 
     Args:
         watch: The socket of the node's watch.
     """
+    return (rank for rank in _all(watch) if rank.moved_at)
+
+
+def starting(watch: Path) -> set[int]:
+    """Return the PIDs of the ranks that have not begun to train yet; some may have ended.
+
+    Args:
+        watch: The socket of the node's watch.
+    """
+    return {rank.pid for rank in _all(watch) if not rank.moved_at}
+
+
+def _all(watch: Path) -> Iterator[RankProgress]:
     for file in watch.parent.glob(f"{PREFIX}*"):
         with suppress(OSError, struct.error):
             pid, began_with, step, first, moved, is_training = RECORD.unpack(file.read_bytes())

@@ -15,6 +15,7 @@ of several with the same doubt, it is the first.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import struct
@@ -29,7 +30,8 @@ from typing import Any
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY, OWN_REASONS
-from sagemaker_lightning.contract.process_stat import process_stat
+from sagemaker_lightning.contract.process_stat import PARENT, process_stat
+from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.hang_watch import HangWatch
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
 from sagemaker_lightning.nodes.messages import (
@@ -43,6 +45,7 @@ from sagemaker_lightning.nodes.messages import (
 
 STOP_STATUSES = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
 PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
+LOOKS_FOR_RANKS = 0.5  # seconds between two looks for ranks that have begun
 LOOKS_FOR_HANGS = 60  # how often, within `hang_timeout`, the ranks are looked at
 SETTLE_SECONDS = 0.02  # seconds in which the event loop handles all that had arrived before
 
@@ -65,6 +68,7 @@ class Watchdog:
             time if a signal explains the rank's end.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
+        program: Returns the PID of this host's program; None before there is one.
         reaped: The exit status of each process that this one has reaped, -N for signal N, by PID.
 
     Entering it raises UserError if this host cannot listen on the port.
@@ -84,6 +88,7 @@ class Watchdog:
         may_restart: bool = False,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
         restarts: int = 0,
+        program: Callable[[], int | None] = lambda: None,
         reaped: Mapping[int, int] | None = None,
     ) -> None:
         self.reaped = {} if reaped is None else reaped
@@ -97,6 +102,8 @@ class Watchdog:
         # launchers.
         self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
         self.launcher_pids: set[int] = set()  # the PIDs of the launchers of all ranks so far
+        self.rank_processes: set[int] = set()  # file descriptors of ranks that have not ended
+        self.speakers: set[int] = set()  # the PIDs of all ranks that have connected so far
         self.connected: set[asyncio.StreamWriter] = set()  # all ranks whose end was not heard
         self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
@@ -104,6 +111,8 @@ class Watchdog:
         # for the first time.
         self.ended_before: set[int] | None = None
         self.program_has_ended = False  # whether this host's program has ended
+        self.is_idle = False  # whether this host has said that its program does nothing
+        self.forks = False  # whether this host has said that it can start without the imports
         self.mesh = Mesh(
             host,
             hosts,
@@ -118,6 +127,7 @@ class Watchdog:
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
         self.hang_timeout = hang_timeout
+        self.program = program
         self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
         self.may_restart = may_restart
         self.loop = asyncio.new_event_loop()
@@ -159,15 +169,16 @@ class Watchdog:
         Args:
             forks: Whether this host can start it without the imports.
         """
+        self.forks = forks
         self._send_to_hosts(HostMessage(ready=True, forks=forks))
         self._wait_until(lambda: all(peer.ready for peer in self.mesh.others.values()))
         self.mesh.set_status("its program had just started")
         return self.reason
 
     @property
-    def others_fork(self) -> bool:
-        """Whether all other hosts have said that they can start without the imports."""
-        return all(peer.forks for peer in self.mesh.others.values())
+    def all_fork(self) -> bool:
+        """Whether all hosts have said that they can start without the imports."""
+        return self.forks and all(peer.forks for peer in self.mesh.others.values())
 
     def wait_until_all_are_done(self) -> StopReason | None:
         """Wait until all programs have ended well, or one host has a reason to end.
@@ -263,16 +274,82 @@ class Watchdog:
             self._accept_rank, self.path, limit=MAX_MESSAGE_BYTES
         )
         self.hang_task = self.loop.create_task(self._look_for_hangs())
+        if self.may_restart:
+            self.ranks_task = self.loop.create_task(self._look_for_ranks())
+
+    async def _look_for_ranks(self) -> None:
+        """Notice the death of ranks that do not speak to the watch, as those of a user's program.
+
+        torchrun gives the other ranks time to save, and they may wait for the dead one in a step.
+        """
+        seen: set[int] = set()
+        while True:
+            ranks = {rank.pid for rank in rank_progress.read(self.path)}
+            for pid in (ranks | rank_progress.starting(self.path)) - seen:
+                seen.add(pid)
+                launcher = process_stat(pid)[PARENT : PARENT + 1]
+                with suppress(ProcessLookupError):
+                    if launcher and _is_rank_of_launcher(pid):
+                        process = os.pidfd_open(pid)
+                        self.rank_processes.add(process)
+                        self.loop.add_reader(process, self._ended, process, pid, int(launcher[0]))
+            await asyncio.sleep(LOOKS_FOR_RANKS)
+
+    def _ended(self, process: int, pid: int, launcher_pid: int) -> None:
+        """Act on the end of a rank, which has just come.
+
+        Args:
+            process: A file descriptor of it, by pidfd_open(2).
+            pid: Its PID.
+            launcher_pid: That of its launcher.
+        """
+        self._forget_rank(process)
+        status = self._exit_status(pid)
+        if status in OWN_REASONS and pid not in self.speakers:
+            task = self.loop.create_task(self._act_on_death(pid, launcher_pid, status))
+            self.rank_tasks.add(task)
+            task.add_done_callback(self.rank_tasks.discard)
+
+    def _forget_rank(self, process: int) -> None:
+        self.loop.remove_reader(process)
+        self.rank_processes.discard(process)
+        os.close(process)
+
+    async def _act_on_death(self, pid: int, launcher_pid: int, status: int) -> None:
+        """End the program because of a rank's death, unless its launcher ends it in time."""
+        by_launcher = await self._killed_by_launcher(pid, launcher_pid)
+        await asyncio.sleep(self.ends_by_itself)
+        was_killed = status == -signal.SIGKILL
+        if (
+            not (self.program_has_ended or self.reason or (was_killed and by_launcher))
+            and self._suspect(f"the rank with PID {pid}", status, True, was_killed)
+            and self.own_suspicion
+        ):
+            self._decide(self.own_suspicion, at_once=True)
 
     async def _look_for_hangs(self) -> None:
         """End the program when the ranks of this host hang."""
-        watch = HangWatch(self.path, self.hang_timeout)
-        while not (why := watch.look(time.monotonic())):
+        watch = HangWatch(self.path, self.hang_timeout, self.program)
+        while not (why := watch.look(time.monotonic()) or self._why_all_idle(watch.why_idle)):
             await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
         if not self.program_has_ended:
             reason = StopReason(f"host {self.mesh.host}: {why}", is_local=True)
             self.suspicions.append(reason)  # without doubt, as the ranks say nothing any more
             self._decide(reason)
+
+    def _why_all_idle(self, why_idle: str) -> str:
+        """Return why the programs of all hosts count as hanging at their start; "" if one works.
+
+        The other hosts hear of it when this host's program begins or ceases to do nothing.
+
+        Args:
+            why_idle: Why that of this host does; "" if it does not.
+        """
+        if bool(why_idle) != self.is_idle:
+            self.is_idle = bool(why_idle)
+            self.mesh.send(HostMessage(idle=int(self.is_idle)))
+        others = self.mesh.others.values()
+        return why_idle if all(peer.is_idle or peer.done for peer in others) else ""
 
     async def _open_for_hosts(self) -> None:
         if self.mesh.others:
@@ -280,6 +357,8 @@ class Watchdog:
 
     async def _leave(self) -> None:
         self.server.close()
+        for process in list(self.rank_processes):
+            self._forget_rank(process)
         if self.mesh.others:
             await self.mesh.close()
         remaining = asyncio.all_tasks() - {asyncio.current_task()}
@@ -303,6 +382,7 @@ class Watchdog:
         rank_pid, launcher_pid = _rank_and_launcher(writer.get_extra_info("socket"))
         self.rank_pids[writer] = rank_pid, launcher_pid
         self.launcher_pids.add(launcher_pid)
+        self.speakers.add(rank_pid)
         name = "a rank"
         explained = False
         with suppress(OSError, ValueError):  # ValueError: a line that is too long
@@ -480,6 +560,21 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
     )
     stat = process_stat(rank_pid)
     return rank_pid, int(stat[1]) if stat else 0
+
+
+def _is_rank_of_launcher(pid: int) -> bool:
+    """Return whether a launcher has started a process as a rank, and ends if that dies.
+
+    A program may start trainings of other kinds, and kill them as it likes. A torchrun of the
+    user's may start its ranks again by itself.
+    """
+    with suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = {name: value for name, _, value in (each.partition(b"=") for each in entries)}
+        return b"LOCAL_RANK" in variables and (
+            variables.get(b"TORCHELASTIC_MAX_RESTARTS", b"0") in (b"", b"0")
+        )
+    return False
 
 
 def _has_begun_to_end(pid: int) -> bool:

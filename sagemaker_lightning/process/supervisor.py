@@ -283,7 +283,7 @@ class Supervisor:
         hearing = [
             process
             for process in self._living_processes()
-            if not (self.is_deaf and self.is_deaf(_command_line(process)))
+            if not (self.is_deaf and self.is_deaf(command_line(process.pid)))
         ]
         if not (hearing and self.child):
             return
@@ -451,9 +451,10 @@ def _unreaped_children(pid: int, is_deaf: Callable[[list[str]], bool]) -> set[in
     return found
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def command_line(pid: int) -> list[str]:
+    """Return the command line of a process; [] if it is gone."""
     with suppress(psutil.Error):
-        found: list[str] = process.cmdline()
+        found: list[str] = psutil.Process(pid).cmdline()
         return found
     return []
 

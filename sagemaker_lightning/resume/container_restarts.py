@@ -18,7 +18,7 @@ class ContainerRestarts:
 
     def __init__(self, environment: SageMakerEnvironment) -> None:
         self.environment = environment
-        self.progress = ProgressFile(None)
+        self.progress = ProgressFile(environment.watch)
 
     def training_begins(self, trainer: Trainer) -> None:
         """Note that a training begins, with an optimizer step."""

@@ -75,6 +75,16 @@ TABLE = {
     "others at the start": ([EARLY_DEATH], [taken(KILLED, None), taken("x", None)], ""),
     "the same after another": ([DEATH], [taken(KILLED, 7), taken()], ""),
     "the last of three": ([DEATH], [taken()] * 2, ""),
+    "the same, as the watch and as the launcher say it": (
+        [Fault("host a: the rank with PID 7 ended: it was killed by SIGSEGV", FaultKind.DEATH, 7)],
+        [taken("own.py: rank 1 was killed by SIGSEGV", 7)],
+        "it came back at the same step",
+    ),
+    "another signal": (
+        [Fault("own.py: rank 1 was killed by SIGSEGV", FaultKind.DEATH, 7)],
+        [taken("own.py: rank 1 was killed by SIGBUS", 7)],
+        "",
+    ),
     "too many": ([DEATH], [taken()] * 3, "the limit within 60 minutes is 3"),
     "as many, long ago": ([DEATH], [taken(ago=WINDOW_SECONDS)] * 5, ""),
 }

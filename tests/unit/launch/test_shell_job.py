@@ -69,7 +69,24 @@ def test_what_the_job_runs(base, source, name):
     if source is not None:
         file = base / "input/data/sm_drivers/sourcecode.json"
         file.write_text(json.dumps(source))
-    assert shell_job.program(base) == name
+    assert shell_job.program(shell_job.source_code(base)) == name
+
+
+@pytest.mark.parametrize(
+    ("source", "is_one"),
+    [
+        ({"entry_script": "train.py", "command": None}, True),
+        ({"command": "exec python -m mine.train --lr=$LR"}, True),
+        ({"command": "python a.py; python b.py"}, False),
+        ({"command": "python a.py && python b.py"}, False),
+        ({"command": "python a.py | tee log", "entry_script": "a.py"}, False),
+        ({"command": "python a.py > log"}, False),
+        ({"command": "python a.py\npython b.py"}, False),
+        ({}, False),
+    ],
+)
+def test_whether_the_script_starts_one_program_alone(source, is_one):
+    assert shell_job.is_one_program(source) is is_one
 
 
 @pytest.mark.parametrize(
@@ -154,10 +171,23 @@ def test_what_pip_could_not_install_is_the_reason():
     assert str(ProgramFailed("x", end)) == "x ended with exit status 1: ERROR: No x==9"
 
 
-def test_a_command_that_fails_without_a_traceback():
-    printed = f"make: *** no rule\n{HANDLER}"
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("make: *** no rule\n", "make: *** no rule"),
+        ("", "nothing on its stderr says why"),
+    ],
+)
+def test_a_command_that_fails_without_a_traceback(says, why):
+    """What the shell prints of its commands is not why."""
+    printed = f"++ eval 'make it'\n+++ make it\n{says}{HANDLER}"
     end = shell_job.of_program(ProgramEnd(2, None, printed))
-    assert str(ProgramFailed("x", end)) == "x ended with exit status 2: make: *** no rule"
+    assert str(ProgramFailed("x", end)) == f"x ended with exit status 2: {why}"
+
+
+def ended(status: int) -> ProgramFailed:
+    """Return the error of a program that has ended with a status and has said nothing."""
+    return ProgramFailed("x", ProgramEnd(status, None, ""))
 
 
 @pytest.mark.parametrize(
@@ -165,6 +195,8 @@ def test_a_command_that_fails_without_a_traceback():
     [
         (UserError("--a: found 1"), 1, "error: --a: found 1 [host algo-2]"),
         (KeyError("x"), 1, "error: KeyError: 'x' [host algo-2]"),
+        (ended(7), 7, "error: x ended with exit status 7: nothing on its stderr says why"),
+        (ended(-9), 137, "error: x was killed by SIGKILL"),
         (Interrupted("interrupted, x", signal.SIGINT), 130, "interrupted, x [host algo-2]"),
         (StoppedBeforeStart("SIGTERM came"), 143, "interrupted, resume from step 0: SIGTERM came"),
     ],
@@ -226,7 +258,7 @@ if not Path("died").exists():
 """
 
 
-@pytest.mark.parametrize(("most", "status"), [("3", 0), ("0", 1)])
+@pytest.mark.parametrize(("most", "status"), [("3", 0), ("0", 137)])
 def test_a_program_that_dies_is_started_again(base, monkeypatch, capfd, most, status):
     """SDK 3's driver exits with the signal's number below 0; bash gives it 8 bits."""
     (base / "program.py").write_text(DIES_ONCE)

@@ -60,8 +60,6 @@ class Watch:
         self.suspicions = []
         self.did = []
 
-    others_fork = True
-
     def wait_until_all_are_ready(self, forks: bool) -> StopReason | None:
         self.did.append("ready")
         self.forks = forks
@@ -151,8 +149,8 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
     ) -> list:
         started = []
 
-        def start(command: list[str], cwd: Path, variables: dict, **options) -> ProgramEnd:
-            assert options == {"started": None}
+        def start(command: list[str], cwd: Path, variables: dict, *of_attempt) -> ProgramEnd:
+            assert of_attempt == (watch, restarts)
             started.append((command, cwd, variables, list(announced), log()))
             return ProgramEnd(status, stop_signal, stderr)
 
@@ -164,8 +162,8 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             additional_framework_parameters={},
             num_gpus=0,
         )
+        restarts = Restarts()
         supervisor = SimpleNamespace(
-            run=start,
             grace=grace,
             stop_came_first=bool(stop_signal) and stop_came_first,
             has_killed=has_killed,
@@ -175,14 +173,11 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         monkeypatch.setenv("SAGEMAKER_PROGRAM", program)
         request = user_program.Request.read(job, environment, FLAGS)
         if program := user_program.prepare(request, environment):
-            aside = SimpleNamespace(
-                is_ready=forks, take=lambda *asked: run.asked.append(asked), prepare=lambda *_: None
-            )
-            arguments = (environment, FLAGS, supervisor, watch, Restarts(), aside)
+            aside = SimpleNamespace(is_ready=forks, run=start)
+            arguments = (environment, FLAGS, supervisor, watch, restarts, aside)
             toolkit_hook._run_program(program, *arguments)
         return started
 
-    run.asked = []
     return run
 
 
@@ -200,7 +195,6 @@ def test_the_log_says_what_runs_before_it_runs(run, folder, monkeypatch):
     lines = log.splitlines()
     assert lines[0] == "hosts: localhost (this one)"
     assert lines[-3:] == [program, "hyperparameter lr: 0.1", "GPU: none"]
-    assert variables["SAGEMAKER_LIGHTNING_WATCH"] == "/watch"
     assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "100"
     assert variables["OMP_NUM_THREADS"] == "6" and "MASTER_ADDR" not in variables
     assert watch.did == ["ready", "ended", "done"]
@@ -257,15 +251,11 @@ def test_a_program_of_the_image_sets_its_threads_itself(run, folder, monkeypatch
     assert cwd == user_program.HOME and "OMP_NUM_THREADS" not in variables
 
 
-@pytest.mark.parametrize(
-    ("here", "others", "all_fork"),
-    [(True, True, True), (True, False, False), (False, True, False)],
-)
-def test_ranks_are_forked_where_all_hosts_have_said_that_they_can(run, here, others, all_fork):
+@pytest.mark.parametrize("forks", [True, False])
+def test_the_other_hosts_hear_whether_this_one_can_fork(run, forks):
     watch = Watch()
-    watch.others_fork = others
-    run(watch, forks=here)
-    assert watch.forks is here and run.asked[0][-1] is all_fork
+    run(watch, forks=forks)
+    assert watch.forks is forks
 
 
 def test_the_hyperparameters_that_an_own_program_does_not_get_are_named(
@@ -675,6 +665,14 @@ def test_a_job_that_fails_is_a_failure_for_the_toolkit(
 KILLED_RANK = ProgramFailed("x", ProgramEnd(1, None, RANK.format(1, -9)))
 WITHOUT_KNOWLEDGE = ProgramFailed("x", ProgramEnd(1, None, ACCIDENT))
 EFFECTS = ("error: lost a peer, or never reached it: x", "interrupted, resume from step 3: x")
+
+
+def test_a_stop_is_the_reason_where_a_rank_has_lost_a_peer(folder):
+    """A rank has died, and before its program was started again, the job was asked to stop."""
+    stopped = Interrupted("interrupted, resume from step 3: SIGTERM")
+    for written, stays in zip(EFFECTS, (False, True), strict=True):
+        (folder / "output/failure").write_text(written)
+        assert toolkit_hook._report(stopped) == (written if stays else f"{stopped} [host unknown]")
 
 
 @pytest.mark.parametrize("error", [OtherFailed(OTHER), KILLED_RANK, WITHOUT_KNOWLEDGE])

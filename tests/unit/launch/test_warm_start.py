@@ -11,15 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from containers import ROOT
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.launch import standby, warm_start
+from sagemaker_lightning.contract.restart import ContainerRestart
+from sagemaker_lightning.launch import attempts, standby, warm_start
+from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.launch.standby import Rank, Standby
 from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.rank_progress import PREFIX, RECORD
@@ -112,11 +115,11 @@ class Ranks:
         )
         theirs.close()
 
-    def ask(self, *codes: str) -> tuple[dict, Started]:
+    def ask(self, *codes: str, words: tuple = ("--", "mine.py")) -> tuple[dict, Started]:
         """Ask for a rank for each code; return the answer, and the program if there is one."""
         ranks = [
             {
-                "command": [sys.executable, "--", "mine.py", *codes],
+                "command": [sys.executable, *words, *codes],
                 "variables": dict(os.environ) | {"LOCAL_RANK": str(number), "NEW": "yes"},
             }
             for number in range(len(codes))
@@ -129,12 +132,12 @@ class Ranks:
             answer = json.loads(answers.readline())
         return answer, Started(answer.get("pid", 0), reading)
 
-    def run(self, *codes: str, **how) -> tuple[int, list, str]:
+    def run(self, *codes: str, words: tuple = ("--", "mine.py"), **how) -> tuple[int, list, str]:
         """Return the status, what the ranks have printed, by rank, and what stderr has."""
         if not self.process:
             self.begin(**how)
         self.output.truncate(0)
-        _, program = self.ask(*codes)
+        _, program = self.ask(*codes, words=words)
         with program.stderr:
             stderr = program.stderr.readall().decode()
         status = program.wait()
@@ -165,6 +168,23 @@ def test_each_rank_finds_what_its_command_would_give_it(ranks, tmp_path):
     assert printed == [
         [["pass", "pass"], rank, "yes", "__main__", here, here] for rank in ("0", "1")
     ]
+
+
+def test_a_module_is_run_as_python_runs_it(ranks, tmp_path):
+    (tmp_path / "pkg").mkdir()
+    code = "import os, sys; os.write(2, repr((sys.argv, __name__, __package__)).encode())"
+    (tmp_path / "pkg/train.py").write_text(f"{code}\nimport mine")
+    expected = subprocess.run(
+        [sys.executable, "-m", "pkg.train", "pass"],
+        cwd=tmp_path,
+        env=dict(os.environ) | {"LOCAL_RANK": "0"},
+        capture_output=True,
+        text=True,
+    )
+    (tmp_path / "mine.py").unlink(missing_ok=True)
+    status, _, stderr = ranks.run("pass", words=("-m", "pkg.train"))
+    assert status == 0 and stderr == expected.stderr.partition("Traceback")[0]
+    assert "'__main__', 'pkg'" in stderr
 
 
 def test_a_forked_rank_is_known_by_its_name(ranks):
@@ -299,13 +319,14 @@ def asked(
     hosts=("algo-1",),
     all_fork: bool = False,
     program: int | None = None,
+    starts_it: Callable | None = None,
 ) -> dict | None:
     """Return what a Standby asks its process for; None if it has no process."""
     monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
     (tmp_path / "cat.py").write_text(CAT)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
     here = SageMakerEnvironment(hosts=hosts, current_host=hosts[0])
-    with Standby(here, supervisor(tmp_path, program)) as aside:
+    with Standby(here, supervisor(tmp_path, program), starts_it) as aside:
         return of(aside, tmp_path, all_fork)
 
 
@@ -372,7 +393,7 @@ def test_what_cannot_be_forked_is_said(trained, tmp_path, monkeypatch, capsys):
     trained({"LOCAL_RANK": "0"})
     with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
         assert of(aside, tmp_path) is None and aside.process is None
-    assert capsys.readouterr().err == "starting anew, as no process can be forked: x\n"
+    assert capsys.readouterr().out == "starting it with all imports: x\n"
 
 
 def test_a_process_that_does_not_answer_is_ended(trained, tmp_path, monkeypatch):
@@ -432,9 +453,20 @@ def test_a_process_is_ready_once_it_can_fork(trained, tmp_path, monkeypatch):
         assert not aside.is_ready and aside.take({}) is None and aside.process is None
 
 
-def test_what_a_fork_cannot_run_starts_anew(trained, tmp_path, monkeypatch):
-    trained({"LOCAL_RANK": "0"}, flags=("-I",))
-    assert asked(tmp_path, monkeypatch) is None
+@pytest.mark.parametrize(
+    ("flags", "script"), [(("-I",), "mine.py"), ((), "mine"), (("-m",), "mine"), ((), "./mine.py")]
+)
+def test_what_a_fork_cannot_run_starts_with_all_imports(
+    trained, tmp_path, monkeypatch, capsys, flags, script
+):
+    (tmp_path / "mine").write_text(WAITS)
+    trained({"LOCAL_RANK": "0"}, flags=flags, script=script)
+    can = script == "./mine.py" or flags == ("-m",)
+    assert bool(asked(tmp_path, monkeypatch)) == can
+    line = (
+        f"starting it with all imports: the ranks are no scripts or modules that {sys.executable}"
+    )
+    assert (line in capsys.readouterr().out) == (not can)
 
 
 @pytest.mark.parametrize(
@@ -442,16 +474,75 @@ def test_what_a_fork_cannot_run_starts_anew(trained, tmp_path, monkeypatch):
     [({}, os.getpid()), ({"TORCHELASTIC_RUN_ID": "x"}, os.getppid())],
     ids=["a script that trains", "a script that starts torchrun"],
 )
-def test_what_starts_ranks_and_may_have_more_to_do_starts_anew(
-    trained, tmp_path, monkeypatch, launcher, program
+def test_what_starts_ranks_and_may_have_more_to_do_starts_with_all_imports(
+    trained, tmp_path, monkeypatch, capsys, launcher, program
 ):
     trained({"LOCAL_RANK": "0"} | launcher)
     assert asked(tmp_path, monkeypatch, program=program) is None
+    assert ": what has started the ranks may do more than that\n" in capsys.readouterr().out
 
 
-def test_ranks_that_are_not_all_known_start_anew(trained, tmp_path, monkeypatch):
+def test_what_starts_ranks_and_has_nothing_more_to_do_is_left_out(trained, tmp_path, monkeypatch):
+    """SDK 3's driver: it is neither the supervisor's program nor a rank."""
+    trained({"LOCAL_RANK": "0", "PWD": str(tmp_path)})
+    mine = psutil.Process().cmdline()
+    found = asked(tmp_path, monkeypatch, program=1, starts_it=lambda command: command == mine)
+    assert len(found["ranks"]) == 1
+    assert not asked(tmp_path, monkeypatch, program=1, starts_it=lambda command: False)
+
+
+def test_where_a_shell_has_started_ranks_is_known_if_they_are_still_there(
+    trained, tmp_path, monkeypatch, capsys
+):
+    trained({"LOCAL_RANK": "0", "PWD": str(tmp_path.parent)})
+    assert not asked(tmp_path, monkeypatch, program=1, starts_it=lambda command: True)
+    assert ": the ranks have changed their working directory\n" in capsys.readouterr().out
+
+
+def test_ranks_that_are_not_all_known_start_with_all_imports(
+    trained, tmp_path, monkeypatch, capsys
+):
     trained({"LOCAL_RANK": "1"})
     assert asked(tmp_path, monkeypatch) is None
+    assert ": not all ranks are known\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("all_fork", [True, False])
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_only_a_restart_is_forked_and_what_comes_next_is_prepared(
+    monkeypatch, tmp_path, taken, all_fork
+):
+    did = []
+    program = SimpleNamespace(run=lambda *given: did.append(given) or "its end")
+    monkeypatch.setattr(Standby, "take", lambda self, new, all_fork: ("forked", new, all_fork))
+    monkeypatch.setattr(Standby, "prepare", lambda self, *given: did.append(given))
+    restart = ContainerRestart("x", 3, 1.0)
+    restarts = Restarts(taken=[restart] * taken)
+    watch = SimpleNamespace(path=tmp_path / "ranks", all_fork=all_fork)
+    with Standby(SageMakerEnvironment(), program) as aside:
+        assert aside.run(["a"], tmp_path, {"MINE": "1"}, watch, restarts, True) == "its end"
+    new = {"SAGEMAKER_LIGHTNING_WATCH": str(watch.path)} | attempts.variables(restarts)
+    started = ("forked", new, all_fork) if taken else None
+    assert did == [
+        *([(watch.path, tmp_path)] if taken < restarts.most else []),
+        (["a"], tmp_path, {"MINE": "1"} | new, True, started),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "is_this"),
+    [
+        (sys.executable, True),
+        (Path(sys.executable).name, True),
+        ("/usr/bin/env", False),
+        ("no-such-python", False),
+        ("", False),
+    ],
+)
+def test_whether_a_rank_runs_in_this_python(word, is_this):
+    """SDK 3 writes the whole path of it, a command may have its name alone."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    assert Rank([word, "train.py"], {"PATH": path}).can_be_forked is is_this
 
 
 def test_a_rank_that_is_gone_is_not_counted():

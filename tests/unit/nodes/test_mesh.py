@@ -31,7 +31,7 @@ from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch import job_watch
 from sagemaker_lightning.launch.restarts import Restarts
-from sagemaker_lightning.nodes import mesh
+from sagemaker_lightning.nodes import mesh, watchdog
 from sagemaker_lightning.nodes.mesh import Mesh, StopReason
 from sagemaker_lightning.nodes.messages import Fault, FaultKind
 
@@ -327,14 +327,41 @@ def test_hosts_tell_each_other_how_their_programs_ended(hosts):
     assert told.kind is FaultKind.DEATH  # no text that is equal to it
 
 
-def test_hosts_tell_each_other_whether_they_start_without_imports(hosts):
+@pytest.mark.parametrize("forks", [(True, True), (True, False)])
+def test_hosts_tell_each_other_whether_they_start_without_imports(hosts, forks):
     hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     ready = [
-        hosts.work.submit(hosts.up[name].wait_until_all_are_ready, forks)
-        for name, forks in zip(ALL_HOSTS[:2], (True, False), strict=True)
+        hosts.work.submit(hosts.up[name].wait_until_all_are_ready, each)
+        for name, each in zip(ALL_HOSTS[:2], forks, strict=True)
     ]
     assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
-    assert [hosts.up[name].others_fork for name in ALL_HOSTS[:2]] == [False, True]
+    assert {hosts.up[name].all_fork for name in ALL_HOSTS[:2]} == {all(forks)}
+
+
+def test_a_start_hangs_only_if_the_programs_of_all_hosts_do_nothing(hosts, monkeypatch):
+    looks = []
+
+    class Looks:
+        def __init__(self, *_) -> None:
+            self.why_idle = ""
+            looks.append(self)
+
+        def look(self, now: float) -> str:
+            return ""
+
+    monkeypatch.setattr(watchdog, "HangWatch", Looks)
+    for name in ALL_HOSTS[:2]:
+        hosts.start(name, hosts=ALL_HOSTS[:2], silence_timeout=60.0, hang_timeout=0.6)
+        becomes_true(lambda: len(looks) == len(hosts.up))
+    hosts.meet()
+    seen = hosts.up["algo-2"].mesh.others["algo-1"]
+    for why in ("first", "", "first"):
+        looks[0].why_idle = why
+        becomes_true(lambda why=why: seen.is_idle == bool(why))
+    assert hosts.ended == {"algo-1": [], "algo-2": []}
+    looks[1].why_idle = "second"
+    becomes_true(lambda: all(hosts.up[name].reason for name in ALL_HOSTS[:2]))
+    assert hosts.up["algo-1"].reason.why in ("host algo-1: first", "host algo-2: second")
 
 
 def test_a_host_that_is_gone_tells_nothing(hosts):

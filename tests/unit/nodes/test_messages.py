@@ -43,7 +43,7 @@ def test_a_greeting_has_a_name_and_settings(line):
 
 
 def test_a_message_is_read_as_it_was_sent():
-    message = HostMessage("", True, True, True, Suspicion("x", Doubt.NONE), "", "b")
+    message = HostMessage("", True, True, 0, True, Suspicion("x", Doubt.NONE), "", "b")
     assert HostMessage.parse(message.line()) == message
     assert HostMessage(status="new").merged_with(HostMessage()).status == "new"
     for field in ("ready", "forks", "done"):  # and nothing that the sender has not said

@@ -30,6 +30,15 @@ def test_a_rank_that_has_not_trained(tmp_path):
     assert (rank.step, rank.first_step_at, rank.is_training) == (4, 0.0, True)
 
 
+def test_a_rank_that_has_not_begun_to_train(tmp_path):
+    watch = tmp_path / "ranks"
+    progress = ProgressFile(watch)
+    assert list(rank_progress.read(watch)) == []
+    assert rank_progress.starting(watch) == {os.getpid()}
+    progress.begin(4)
+    assert rank_progress.starting(watch) == set() and len(list(rank_progress.read(watch))) == 1
+
+
 def test_a_training_that_has_ended(tmp_path):
     progress = ProgressFile(tmp_path / "ranks")
     progress.begin(4)

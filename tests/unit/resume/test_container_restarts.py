@@ -223,7 +223,26 @@ def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Pat
     job.wait_for_steps(15, process)[-1].suspend()
     assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
     (restart,) = job.restarts
-    assert "its ranks hang after step " in restart["reason"] and "is stopped" in restart["reason"]
+    assert "its process " in restart["reason"] and "been stopped (SIGSTOP)" in restart["reason"]
+    assert job.result == uninterrupted.result and not job.processes()
+
+
+IN_SETUP = """    def setup(self, stage):
+        if self.global_rank == 1 and not Path("faulted").exists():
+            Path("faulted").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def on_train_start"""
+
+
+def test_a_rank_that_is_frozen_before_the_first_step_is_ended(uninterrupted, tmp_path: Path):
+    job = Faulty(tmp_path / "ml")
+    job.source = FAULTY.replace("    def on_train_start", IN_SETUP)
+    job.own = job.own | {"SAGEMAKER_LIGHTNING_HANG_TIMEOUT": "4"}
+    process = job.begin()
+    assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
+    (restart,) = job.restarts
+    assert "been stopped (SIGSTOP)" in restart["reason"] and restart["lost_steps"] is None
     assert job.result == uninterrupted.result and not job.processes()
 
 
@@ -300,11 +319,40 @@ def test_a_restarted_rank_imports_nothing_anew(uninterrupted, own_weights, tmp_p
     job.prepare_own(hyperparameters | {"sagemaker_program": program})
     run = job.run(cold=True, **job.own)
     assert run.returncode == 0, run.stdout[-3000:]
-    assert "restart 1: on from step " in run.stdout and "starting anew" not in run.stdout
+    assert "restart 1: on from step " in run.stdout
+    assert "starting it with all imports" not in run.stdout
     assert (job.base / "code/parents").read_text().count("warm_start.py") == 2
     weights = interruptible.weights(job.base / "model/model.pt")
     assert weights == (own_weights if how == "by itself" else uninterrupted.result[0])
     assert not job.processes()
+
+
+# Rank 0 is in a long step as the other one dies.
+SLOW = """class Slow(faulty.Model):
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 0 and self.global_step == 9 and not os.path.exists("slept"):
+            open("slept", "x").close()
+            __import__("time").sleep(600)
+        return super().training_step(batch, batch_idx)
+
+parser ="""
+
+
+def test_a_death_does_not_wait_for_the_step_of_another_rank(own_weights, tmp_path: Path):
+    """torchrun asks the others to stop, and gives them minutes for that.
+
+    This job starts as a container does: its ranks are known by their variables in /proc.
+    """
+    job = Faulty(tmp_path / "ml")
+    program = OWN.replace("faulty.Model(", "Slow(").replace("parser =", SLOW, 1)
+    hyperparameters = {"sagemaker_program": "own.py", "fault": KILL, "trainer.devices": "2"}
+    hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
+    job.prepare_own(hyperparameters, program)
+    run = job.run(cold=True, **job.own)
+    assert run.returncode == 0, run.stdout[-3000:]
+    says = "ended without giving a reason: it was killed by SIGKILL"
+    assert re.search(f"restart 1 in this container .*{says}", run.stdout) and not job.processes()
+    assert interruptible.weights(job.base / "model/model.pt") == own_weights
 
 
 # All hosts decide alike: tests/unit/launch/test_attempts.py. By which checkpoint:
