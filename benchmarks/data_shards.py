@@ -311,9 +311,11 @@ def starts(name: str, location: str, cache: str, n: int) -> report.Comparison:
     """Return n ratios of seconds: resumed in the middle of an epoch / begun."""
     ratios = []
     for pair in range(n):
-        caches = [f"{cache}-{pair}-{batch}" if cache else "" for batch in ("middle", "0")]
-        resumed = seconds_to_first_batch(location, caches[0], "middle")
-        begun = seconds_to_first_batch(location, caches[1], "0")
+        seconds = {}
+        for batch in ("middle", "0") if pair % 2 else ("0", "middle"):
+            folder = f"{cache}-{pair}-{batch}" if cache else ""
+            seconds[batch] = seconds_to_first_batch(location, folder, batch)
+        resumed, begun = seconds["middle"], seconds["0"]
         ratios.append(resumed / begun)
         print(f"{name}: {resumed:.2f} / {begun:.2f} s = {ratios[-1]:.3f}", flush=True)
     return report.Comparison(name, "seconds to the first batch, resumed / begun", ratios)

@@ -137,3 +137,20 @@ def combines_datasets(dataset: Any) -> bool:
     imported only by its users. On an upgrade: see litdata/streaming/combined.py.
     """
     return hasattr(dataset, "_datasets")
+
+
+def is_of_nodes(loader: Any) -> bool:
+    """Return whether a loader is torchdata's (0.11) of nodes."""
+    return any(base.__module__ == "torchdata.nodes.loader" for base in type(loader).__mro__)
+
+
+def lead_nodes(loader: Any, state: dict[str, Any]) -> None:
+    """Have a loader of nodes begin its next iteration as the one that had a state would.
+
+    Its own `load_state_dict` draws ahead when it is begun, and has it return that state from then
+    on. A node counts an epoch once something was drawn after it was reset.
+    """
+    iter(loader)  # else it may continue with an iterator that it has made for its state
+    loader.root.reset(state["root"])
+    if state["num_yielded"]:
+        next(loader.root, None)

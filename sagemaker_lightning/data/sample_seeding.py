@@ -33,6 +33,7 @@ from sagemaker_lightning.data.seeded_indices import (
     seed_all,
     unseeded,
 )
+from sagemaker_lightning.process import allocator
 from sagemaker_lightning.process.child_signals import end_with_the_loader
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph.nodes import GENERATOR
@@ -378,8 +379,9 @@ def start_worker(
     plan: Plan,
     worker: int,
 ) -> None:
-    """Prepare a data worker: its signals, its seeds and its fetchers."""
+    """Prepare a data worker: its signals, its memory, its seeds and its fetchers."""
     end_with_the_loader()
+    allocator.keep_freed_memory(allocator.WORKER_THRESHOLD_BYTES)
     unseeded.begin(torch.initial_seed())
     replace_entropy(unseeded.bits)
     if worker_init_fn:

@@ -82,9 +82,18 @@ def draws_undone() -> Iterator[None]:
 def seed_all(*key: object) -> int:
     """Seed random, numpy and torch, on CPU and GPU, with a hash of `key`.
 
-    It takes 10 us. Returns the number that is the seed.
+    Returns the number that is the seed.
     """
     number = number_of(*key)
+    seed_by(number)
+    return number
+
+
+def seed_by(number: int) -> None:
+    """Seed random, numpy and torch, on CPU and GPU.
+
+    It takes 10 us, and several times that where other code ran before: it is done for each sample.
+    """
     unseeded.begin(number)
     seed_python(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -92,7 +101,6 @@ def seed_all(*key: object) -> int:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
-    return number
 
 
 class UserGenerators:
@@ -198,6 +206,8 @@ class SeededIndices(list[Any]):
     """The generators to seed; set in the process that draws."""
     draws: Draws | None = None
     """What looks whether samples draw; None if nobody asks."""
+    numbers: Sequence[int] = ()
+    """The seed of each sample; set in the process that draws."""
 
     def __init__(
         self, indices: Sequence[Any], seed: tuple[Any, ...], places: Sequence[Any]
@@ -213,7 +223,8 @@ class SeededIndices(list[Any]):
         """
         self.user_generators = user_generators
         self.draws = draws
-        self._seed(self.places[0])
+        self.numbers = [number_of("sample", *self.seed, place) for place in self.places]
+        self._seed(self.numbers[0])
         return self
 
     def seed_as_after_last(self) -> None:
@@ -221,19 +232,22 @@ class SeededIndices(list[Any]):
         seed_all("sample", *self.seed, self.places[-1])
 
     def __iter__(self) -> Iterator[Any]:
-        for place, index in zip(self.places, super().__iter__(), strict=True):
-            if self.user_generators:
-                self._seed(place)
+        if not self.user_generators:
+            yield from super().__iter__()
+            return
+        for number, index in zip(self.numbers, super().__iter__(), strict=True):
+            self._seed(number)
             yield index
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SeededIndices, (list(super().__iter__()), self.seed, self.places)
 
-    def _seed(self, place: object) -> None:
+    def _seed(self, number: int) -> None:
         if self.draws:
             self.draws.look()
         assert self.user_generators is not None  # `begin` has set them
-        generators.reseed(self.user_generators.generators, seed_all("sample", *self.seed, place))
+        seed_by(number)
+        generators.reseed(self.user_generators.generators, number)
         if self.draws:
             self.draws.begin()
 

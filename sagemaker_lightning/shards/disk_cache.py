@@ -20,7 +20,7 @@ from sagemaker_lightning.shards.index import Shard
 from sagemaker_lightning.shards.sources import Source, pread
 
 CONNECTIONS = 8
-PIECE = 2**23  # bytes; a process that fetches holds CONNECTIONS of them in memory
+PIECE = 2**23  # bytes of a request
 RETRY_SECONDS = 5.0
 IN_USE_SECONDS = 60.0
 
@@ -147,13 +147,11 @@ def _copy(source: Source, shard: Shard, file: BinaryIO) -> None:
 
     def copy(start: int) -> None:
         stop = min(start + PIECE, shard.bytes)
-        data = source.read(shard.name, start, stop)
-        if len(data) != stop - start:
+        if source.copy(shard.name, start, stop, descriptor) != stop - start:
             raise UserError(
                 f"{source.name_of(shard.name)}: found its end before byte {stop}, expected "
                 f"{shard.bytes} bytes; upload it again, or make the index anew"
             )
-        os.pwrite(descriptor, data, start)
 
     try:
         with ThreadPoolExecutor(CONNECTIONS) as threads:

@@ -410,6 +410,13 @@ def of_nodes() -> nodes.Loader:
     return nodes.Loader(nodes.Mapper(nodes.Batcher(samples, 2), torch.tensor))
 
 
+def of_mixed_nodes() -> nodes.Loader:
+    """Return torchdata's loader of two sources, mixed by an order that counts its epochs."""
+    sources = {name: nodes.SamplerWrapper(RandomSampler(range(4))) for name in "ab"}
+    mixed = nodes.MultiNodeWeightedSampler(sources, {"a": 0.6, "b": 0.4}, seed=3)
+    return nodes.Loader(nodes.Mapper(nodes.Batcher(mixed, 2), torch.tensor))
+
+
 def cycle(*loaders) -> CombinedLoader:
     return CombinedLoader(loaders, "max_size_cycle")
 

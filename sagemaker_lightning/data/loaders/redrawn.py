@@ -11,7 +11,13 @@ from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.compat.torch_data import copied, end_workers, kept_iterators
+from sagemaker_lightning.compat.torch_data import (
+    copied,
+    end_workers,
+    is_of_nodes,
+    kept_iterators,
+    lead_nodes,
+)
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
@@ -42,10 +48,12 @@ class Redrawn(UnplacedLoader):
         """Whether it is known to draw other batches each time: then nothing is drawn to compare."""
         self.strange_because = ""
         """Why it is to be left to Lightning from the next epoch on; "" if it is not."""
+        self.of_nodes = is_of_nodes(loader)
+        """Whether its nodes may count the epochs, which its state has."""
         # What saves a state: a loader's is right between epochs only.
         self.has_source = has_state(self._source)
         # As it was before anything was drawn from it, if what its source saves has to be tried.
-        self.fresh = copied(loader) if self.has_source else None
+        self.fresh = copied(loader) if self.has_source and not self.of_nodes else None
         self.fresh_source = self._encoded_source()
         self.trusts_source: bool | None = None  # None while nothing was tried
         self.source: Any = None
@@ -214,7 +222,8 @@ class Redrawn(UnplacedLoader):
 
     @property
     def _source(self) -> Any:
-        return self.loader if self.own else getattr(self.loader, "dataset", None)
+        is_itself = self.own or self.of_nodes
+        return self.loader if is_itself else getattr(self.loader, "dataset", None)
 
     def _encoded_source(self) -> Any:
         """Return the state that the source saves now; None if it cannot."""
@@ -225,6 +234,9 @@ class Redrawn(UnplacedLoader):
 
     def _restore_source(self, state: Any) -> None:
         if state is None:
+            return
+        if self.of_nodes:
+            lead_nodes(self.loader, values.decode(state))
             return
         present = self._encoded_source()
         # Data workers draw from copies of it, of which some take no state of the whole.
@@ -244,7 +256,7 @@ class Redrawn(UnplacedLoader):
         if state is None or (fresh and values.digest(state) == values.digest(fresh)):
             return state
         if self.trusts_source is None:
-            self.trusts_source = self.own or self._source_is_proved(state)
+            self.trusts_source = self.own or self.of_nodes or self._source_is_proved(state)
         return state if self.trusts_source else None
 
     def _source_is_proved(self, state: Any) -> bool:

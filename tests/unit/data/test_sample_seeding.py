@@ -149,11 +149,13 @@ def test_a_batch_is_drawn_again_only_if_none_before_it_has_drawn(drawing, made):
 def test_a_batch_has_one_seed_where_no_sample_draws(monkeypatch, dataset, seeds):
     loader = make_deterministic(DataLoader(dataset, 4), seed=7)
     loader.begin_epoch(0)
-    keys = []
-    seed_all = seeded_indices.seed_all
-    monkeypatch.setattr(seeded_indices, "seed_all", lambda *key: keys.append(key) or seed_all(*key))
+    numbers = []
+    seed_by = seeded_indices.seed_by
+    monkeypatch.setattr(
+        seeded_indices, "seed_by", lambda number: numbers.append(number) or seed_by(number)
+    )
     assert len([*loader]) == 8
-    assert len(keys) == seeds
+    assert len(numbers) == seeds
 
 
 class SeldomAndCounting(Seldom):

@@ -1,6 +1,8 @@
 """What S3 does wrong: tried again where it passes, one line that names the object where not."""
 
 import time
+import tracemalloc
+from contextlib import contextmanager
 
 import pytest
 import tar_shards
@@ -24,9 +26,33 @@ def read(start=2, stop=6, name="a.tar"):
     return sources.source(f"s3://{tar_shards.BUCKET}/train/").read(name, start, stop)
 
 
+@contextmanager
+def traced():
+    """Yield a function that returns how many bytes Python has held at most in the block."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_range_is_read(s3):
     assert read() == b"2345" and read(8, 20) == b"89"
     assert sources.source(f"s3://{tar_shards.BUCKET}/train").sizes() == {"a.tar": 10}
+
+
+def test_a_copy_holds_a_part_of_it_in_memory(s3, tmp_path, monkeypatch):
+    """Also one whose connection is lost: it is copied from its beginning again."""
+    content = bytes(range(256)) * 2**15
+    (tmp_path / tar_shards.BUCKET / "train/b.tar").write_bytes(content)
+    monkeypatch.setattr(sources, "CHUNK", 2**16)
+    s3.fault = lambda key, number: 2**20 if number == 0 else None
+    place = sources.source(f"s3://{tar_shards.BUCKET}/train")
+    place.connect()
+    with (tmp_path / "copy").open("wb") as file, traced() as peak:
+        assert place.copy("b.tar", 0, len(content), file.fileno()) == len(content)
+        assert peak() < len(content) / 4
+    assert (tmp_path / "copy").read_bytes() == content
 
 
 @pytest.mark.parametrize(
