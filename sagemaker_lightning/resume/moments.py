@@ -172,6 +172,12 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         if self.of.is_training and self.of.resumed:
             self.unset_restarting()
 
+    def on_advance_start(self) -> None:
+        """Begin an epoch."""
+        if self.of.is_training:
+            self.of.epoch_starts()
+        super().on_advance_start()
+
     def on_advance_end(self) -> None:
         """End an epoch."""
         super().on_advance_end()

@@ -572,6 +572,10 @@ class Run:
                 f"{self.folder.path} away or give another {self.folder.setting}"
             )
 
+    def epoch_starts(self) -> None:
+        """Let the hooks that begin an epoch find what they would without an interruption."""
+        self.part(Counters).epoch_starts()
+
     def epoch_begins(self, fetcher: Any, batches_done: int) -> int:
         """Begin or resume an epoch; return after how many batches.
 

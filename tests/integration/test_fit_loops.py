@@ -11,7 +11,11 @@ import pyarrow
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import BatchSizeFinder, StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
@@ -125,6 +129,43 @@ def test_a_schedule_that_an_average_has_replaced_is_not_compared(tmp_path, capfd
         as_in_a_new_process()
     out = capfd.readouterr().out
     assert "nothing is left to train" in out and "differ" not in out
+
+
+class FineTunedRate(LearningRateFinder):
+    """Searches a rate at the start of some epochs, as the example in Lightning's documentation."""
+
+    def on_fit_start(self, trainer, pl_module):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch in (0, 2):
+            self.lr_find(trainer, pl_module)
+
+
+@pytest.mark.parametrize("validates", [0, 1.0])
+def test_a_search_between_epochs_finds_what_it_would_have_found(tmp_path, validates):
+    """It continues from Lightning's counts, and asks whether a validation has ended."""
+
+    class Searched(Noted):
+        lr = 0.1
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), self.lr)
+
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            self.note(f"rate {self.lr}")
+
+    def train(folder: Path, **moments) -> list[str]:
+        search = FineTunedRate(num_training_steps=3, max_lr=0.2, early_stop_threshold=None)
+        options = {"max_epochs": 3, "limit_val_batches": validates, "default_root_dir": tmp_path}
+        trainer(folder, search, **options).fit(model := Searched(**moments))
+        return model.events
+
+    alone = train(tmp_path / "alone")
+    with interrupted():
+        train(tmp_path / "run", fails="batch 2:1")
+    assert train(tmp_path / "run") == alone
 
 
 def test_a_higher_limit_trains_on(tmp_path, capfd, alone):

@@ -453,6 +453,18 @@ def test_what_a_stop_records_of_the_next_batches(
     assert [step.rates for step in steps] == [expected_rate, 0][: len(steps)]
 
 
+def test_a_stop_leaves_the_steps_that_an_earlier_run_has_trained(tmp_path, monkeypatch):
+    """It was killed; the run that is stopped has not come as far."""
+    run_id = interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3, 0.4)
+    before = journal.read(tmp_path, run_id, 0, 1)[0]
+    run = resumed(tmp_path, run_id)
+    run.train(0.2)
+    monkeypatch.setattr(moments, "next_batch", lambda trainer: torch.tensor([3]))
+    run.trainer.fit_loop._data_fetcher = fetched(4)
+    run.proof.finish(ResumePoint.BATCH)
+    assert journal.read(tmp_path, run_id, 0, 1)[0] == before
+
+
 def test_the_announced_batch_is_the_one_that_comes(tmp_path, monkeypatch, capsys):
     """The end of a validation may have changed the learning rates."""
     run_id = stopped(tmp_path, monkeypatch, ResumePoint.VALIDATION)

@@ -412,14 +412,18 @@ class ResumeCheck:
                 digests,
                 self._rate_digests() if is_final else [],
             )
-            self._begun_journal.add(
+            records = [
                 _journal_step(upcoming, [int(part) for part in upcoming.parts], announced=True)
-            )
+            ]
             if is_final and (ahead_digest := self._digest_of_fetched_ahead()):
                 epoch, batch = upcoming.position
-                self._begun_journal.add(
+                records.append(
                     Step(upcoming.step, epoch, batch + 1, ahead_digest, 0, FETCHED_AHEAD)
                 )
+            for record in records:
+                # A run that was killed before this one may have trained on it, and says more.
+                if record.position not in self._begun_journal.records:
+                    self._begun_journal.add(record)
 
     def _digest_of_fetched_ahead(self) -> int:
         """Return the digest of the batch that Lightning has fetched ahead.

@@ -1,10 +1,14 @@
 """How far the training is: the counters of Lightning's loops."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sagemaker_lightning.compat.lightning_loops import batch_counts
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusal
 from sagemaker_lightning.resume.resume_point import ResumePoint
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 MAX_BATCHES = 1 << 16
 """Batches for each optimizer step, and draws for each batch, at most: far more than any run has."""
@@ -18,12 +22,24 @@ class Counters(Part):
     place = Place.LIGHTNING
     moments = (Moment.LOADING,)
 
+    def __init__(self, run: "Run") -> None:
+        super().__init__(run)
+        self.of_last_epoch: dict[str, Any] = {}
+        """The counts of batches of the epoch at whose end the checkpoint was saved."""
+
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let Lightning load counters of after an epoch, if it was saved at its end."""
         loop = saved["loops"]["fit_loop"]
         loop.pop("combined_loader", None)  # each rank saved its own
         if self.resumed.saved_at is ResumePoint.EPOCH:
-            move_counters_past_epoch(loop)
+            self.of_last_epoch = move_counters_past_epoch(loop)
+
+    def epoch_starts(self) -> None:
+        """Let the hooks that begin the first epoch find the counts that the last one has left."""
+        counts = vars(batch_counts(self.trainer))
+        found = {name: count for name, count in self.of_last_epoch.items() if type(count) is int}
+        counts.update((name, found[name]) for name in counts.keys() & found.keys())
+        self.of_last_epoch = {}
 
     def batches_done(self, done: int, states: Mapping[str, Any]) -> int:
         """Return how many batches of the epoch steps have had.
@@ -54,16 +70,21 @@ class Counters(Part):
         return int(min(done, loop.max_batches))
 
 
-def move_counters_past_epoch(loop: dict[str, Any]) -> None:
+def move_counters_past_epoch(loop: dict[str, Any]) -> dict[str, Any]:
     """Turn a fit loop's counters saved at an epoch's end into those after it.
-
-    The batches stay those of the epoch until the next one begins: hooks see them.
 
     Args:
         loop: The saved state of the fit loop; it is changed in place.
+
+    Returns:
+        The counts of the epoch's batches.
     """
     for progress in loop["epoch_progress"].values():
         progress["completed"] = progress["processed"]
+    current = loop["epoch_loop.batch_progress"]["current"]
+    counts = {**current}
+    current.update(dict.fromkeys(current, 0))
+    return counts
 
 
 def move_counters_to_epoch_end(loop: dict[str, Any]) -> None:

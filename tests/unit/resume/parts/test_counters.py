@@ -2,6 +2,8 @@
 
 import copy
 
+import pytest
+from short_fits import Noted, interrupted, trainer
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.resume.parts import counters
@@ -21,7 +23,7 @@ def test_counters_at_an_epochs_end_are_those_of_lightning():
     counters.move_counters_past_epoch(loop)
     assert loop == {
         "epoch_progress": dict.fromkeys(("total", "current"), COUNTS | {"completed": 3}),
-        "epoch_loop.batch_progress": {"total": {"ready": 9}, "current": {"ready": 3, "done": 3}},
+        "epoch_loop.batch_progress": {"total": {"ready": 9}, "current": {"ready": 0, "done": 0}},
     }
     before = copy.deepcopy(loop)
     progress = loop["epoch_progress"]
@@ -38,3 +40,21 @@ def test_lightning_loads_counters_of_after_an_epoch_alone():
         run.part(Counters).restore({"loops": {"fit_loop": loop}}, Moment.LOADING)
         is_moved = loop["epoch_progress"]["total"]["completed"] == 3
         assert is_moved is (point is ResumePoint.EPOCH) and "combined_loader" not in loop
+
+
+class Counted(Noted):
+    """Notes the batches that Lightning has counted when an epoch begins."""
+
+    def on_train_epoch_start(self):
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        self.note(f"counted {progress.ready} {progress.completed}")
+        super().on_train_epoch_start()
+
+
+@pytest.mark.parametrize("stop", ["epoch 1", "batch 1:2"])
+def test_hooks_at_an_epochs_start_find_the_counts_of_the_epoch_before(tmp_path, stop):
+    trainer(tmp_path / "alone", max_epochs=3).fit(alone := Counted())
+    with interrupted():
+        trainer(tmp_path / "run", max_epochs=3).fit(Counted(fails=stop))
+    trainer(tmp_path / "run", max_epochs=3).fit(model := Counted())
+    assert model.events == alone.events and "counted 4 4" in alone.events
