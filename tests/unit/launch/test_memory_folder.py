@@ -86,6 +86,6 @@ def test_without_such_a_file_system_a_line_says_so(root, monkeypatch, capsys):
     with memory_folder() as folder:
         assert folder is None
     assert capsys.readouterr().out == (
-        f"no copies of the state are kept in memory: {root}/none: No such file or directory; ranks "
-        "that die continue from a checkpoint\n"
+        f"warning: no copies of the state are kept in memory: {root}/none: No such file or "
+        "directory; ranks that die continue from a checkpoint\n"
     )
