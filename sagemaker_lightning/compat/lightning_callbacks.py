@@ -240,8 +240,8 @@ def set_found_by_search(
 def throughput_counts(callback: ThroughputMonitor) -> dict[str, dict[Any, int]]:
     """Return a monitor's counts by attribute; each is by stage, and may be changed."""
     return {
-        "batches": callback._batches,
-        "samples": callback._samples,
+        "batches": getattr(callback, "_batches", {}),  # Lightning 2.5 counts them otherwise
+        "samples": getattr(callback, "_samples", {}),
         "lengths": callback._lengths,
     }
 

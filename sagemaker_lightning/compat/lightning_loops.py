@@ -226,6 +226,10 @@ def epoch_of_loaders(trainer: Trainer) -> int | float:
     return trainer.fit_loop._last_train_dl_reload_epoch
 
 
+HAS_RUN = "_has_run"
+"""The attribute of a validation's loop that says whether one has ended."""
+
+
 def epoch_of_validation_loaders(trainer: Trainer) -> int | float:
     """Return the epoch in which the validation loaders were made; -inf if none were."""
     return trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch

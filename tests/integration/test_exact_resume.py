@@ -101,9 +101,12 @@ IN_EACH_TEST = (
     ],
 )
 def test_a_tutorial(tmp_path: Path, case: str):
-    """As Lightning's documentation has it; no line says that something would not be exact."""
+    """As Lightning's documentation has it; no line says that something would not be exact.
+
+    But that a set from which elements were removed may come in another order is said.
+    """
     *_, ended = check(tmp_path, case, *TUTORIAL_CASES[case], program=TUTORIALS)
-    assert "warning:" not in ended
+    assert not re.search(r"^warning: (?!.* the elements of this set may )", ended, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ SETTING_TYPES = int, float, bool, str, type(None)
 OF_OTHER_PARTS = {"should_stop", "fit_loop.max_epochs", "fit_loop.epoch_loop.max_steps"}
 OF_DATA = {"val_check_batch", "fit_loop.max_batches"}
 """What Lightning sets when it makes the training data: it follows from their number of batches."""
-HAS_VALIDATED = "fit_loop.epoch_loop.val_loop._has_run"
+HAS_VALIDATED = f"fit_loop.epoch_loop.val_loop.{lightning_loops.HAS_RUN}"
 """Whether a validation has ended, which Lightning asks before it begins or saves something."""
 OF_MODULES = "automatic_optimization", "strict_loading"
 """Lightning's own settings of a module."""

@@ -178,6 +178,7 @@ def test_a_new_run_begins_its_logs_on_the_first_rank(monkeypatch):
     for is_first in (True, False):
         run = run_of(in_epoch_5(loggers=["a"], is_global_zero=is_first))
         run.parts = []
+        run.options.start_before = None
         run.part = lambda kind: mock.Mock()
         run.mark_start = lambda: None
         run.check = type("Check", (), {"check_restored": staticmethod(lambda differing: None)})
