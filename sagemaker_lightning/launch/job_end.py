@@ -361,7 +361,7 @@ def report(
         # reason replaces it if we know. A stop is a reason, too; of that, the rank knows more.
         loss = f"error: {failures.LOST_PEER}"
         effects: tuple[str, ...] = ()
-        if isinstance(error, OtherFailed) or getattr(error, "killed", ""):
+        if isinstance(error, OtherFailed) or getattr(error, "killed", False):
             effects = (loss, "interrupted")
         elif isinstance(error, Interrupted):
             effects = (loss,)

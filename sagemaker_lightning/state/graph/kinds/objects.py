@@ -430,14 +430,14 @@ class WeakReferenceKind(Kind):
 
     Args:
         name: The kind's name.
-        make: Makes one of an object.
+        refer: Makes one to an object.
     """
 
     fills = False
 
-    def __init__(self, name: str, make: Callable[[Any], Any]) -> None:
+    def __init__(self, name: str, refer: Callable[[Any], Any]) -> None:
         self.name = name
-        self.make = make
+        self.refer = refer
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return what it refers to."""
@@ -458,7 +458,7 @@ class WeakReferenceKind(Kind):
         """Return a reference."""
         (owner,) = parts
         try:
-            return self.make(owner)
+            return self.refer(owner)
         except TypeError:
             raise refusal(self.name) from None
 
