@@ -27,6 +27,8 @@ from pytorch_lightning.utilities import CombinedLoader
 
 BROADCAST = "_broadcast_sigterm_tensor"
 """The method of an epoch's loop in whose place we put another one."""
+HAS_RUN = "_has_run"
+"""The attribute of a validation's loop that says whether one has ended."""
 CONNECTION = "of"
 """The attribute by which resume/moments.py connects a loop with its run."""
 
@@ -224,10 +226,6 @@ def epoch_of_loaders(trainer: Trainer) -> int | float:
     Trainer(reload_dataloaders_every_n_epochs=...) counts from it; no property has it.
     """
     return trainer.fit_loop._last_train_dl_reload_epoch
-
-
-HAS_RUN = "_has_run"
-"""The attribute of a validation's loop that says whether one has ended."""
 
 
 def epoch_of_validation_loaders(trainer: Trainer) -> int | float:

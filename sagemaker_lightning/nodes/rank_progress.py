@@ -90,7 +90,7 @@ def read(watch: Path) -> Iterator[RankProgress]:
     Args:
         watch: The socket of the node's watch.
     """
-    return (rank for rank in _all(watch) if rank.moved_at)
+    return (rank for rank in all_ranks(watch) if rank.moved_at)
 
 
 def starting(watch: Path) -> set[int]:
@@ -99,10 +99,15 @@ def starting(watch: Path) -> set[int]:
     Args:
         watch: The socket of the node's watch.
     """
-    return {rank.pid for rank in _all(watch) if not rank.moved_at}
+    return {rank.pid for rank in all_ranks(watch) if not rank.moved_at}
 
 
-def _all(watch: Path) -> Iterator[RankProgress]:
+def all_ranks(watch: Path) -> Iterator[RankProgress]:
+    """Yield what the ranks of a node have written, also before they train and after their end.
+
+    Args:
+        watch: The socket of the node's watch.
+    """
     for file in watch.parent.glob(f"{PREFIX}*"):
         with suppress(OSError, struct.error):
             pid, began_with, step, first, moved, is_training = RECORD.unpack(file.read_bytes())

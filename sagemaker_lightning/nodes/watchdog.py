@@ -284,8 +284,7 @@ class Watchdog:
         """
         seen: set[int] = set()
         while True:
-            ranks = {rank.pid for rank in rank_progress.read(self.path)}
-            for pid in (ranks | rank_progress.starting(self.path)) - seen:
+            for pid in {rank.pid for rank in rank_progress.all_ranks(self.path)} - seen:
                 seen.add(pid)
                 launcher = process_stat(pid)[PARENT : PARENT + 1]
                 with suppress(ProcessLookupError):

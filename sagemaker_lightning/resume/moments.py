@@ -175,7 +175,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
     def on_advance_start(self) -> None:
         """Begin an epoch."""
         if self.of.is_training:
-            self.of.epoch_starts()
+            self.of.epoch_hooks_run_next()
         super().on_advance_start()
 
     def on_advance_end(self) -> None:

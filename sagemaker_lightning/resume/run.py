@@ -572,9 +572,9 @@ class Run:
                 f"{self.folder.path} away or give another {self.folder.setting}"
             )
 
-    def epoch_starts(self) -> None:
-        """Let the hooks that begin an epoch find what they would without an interruption."""
-        self.part(Counters).epoch_starts()
+    def epoch_hooks_run_next(self) -> None:
+        """Restore what the hooks that begin an epoch find."""
+        self.part(Counters).show_last_epoch()
 
     def epoch_begins(self, fetcher: Any, batches_done: int) -> int:
         """Begin or resume an epoch; return after how many batches.

@@ -92,23 +92,20 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
 
 def states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     """Return what a resumed run has to know about loggers that have saved all."""
-    loggers = list(loggers)
-    return [
-        names | continuation_of(logger).state()
-        for logger, names in zip(loggers, chosen(loggers), strict=True)
-    ]
+    return [_choice(each) | each.state() for each in map(continuation_of, loggers)]
 
 
 def chosen(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     """Return which files or runs the loggers have chosen; asking makes none."""
-    return [
-        {
-            "kind": type(continuation.logger).__name__,
-            "name": _plain_or_none(continuation.name),
-            "version": _plain_or_none(continuation.version),
-        }
-        for continuation in map(continuation_of, loggers)
-    ]
+    return [*map(_choice, map(continuation_of, loggers))]
+
+
+def _choice(continuation: Continuation) -> dict[str, Any]:
+    return {
+        "kind": type(continuation.logger).__name__,
+        "name": _plain_or_none(continuation.name),
+        "version": _plain_or_none(continuation.version),
+    }
 
 
 def continue_files(

@@ -161,7 +161,7 @@ class ResumeCheck:
                 self.folder.path, run_id, trainer.global_rank, trainer.world_size
             )
             if problem:
-                self._warn(f"{problem}; later steps are not compared with it")
+                log.warning(f"{problem}; later steps are not compared with it")
             self.changes = explanation.describe_changes(
                 run_settings.changed_settings(entries["run"], flags), machine_before, machine
             )
@@ -309,7 +309,7 @@ class ResumeCheck:
         journal.write()
         journal.remove_before(self.saved_positions[0])
         if problem := journal.take_problem():
-            self._warn(
+            log.warning(
                 f"the journal {journal.path} cannot be written ({problem}); what comes after "
                 "an interruption will not be compared"
             )
@@ -580,9 +580,6 @@ class ResumeCheck:
 
     def _position(self) -> Position:
         return position(self.trainer)
-
-    def _warn(self, text: str) -> None:
-        log.warning(text)
 
 
 def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> Step:

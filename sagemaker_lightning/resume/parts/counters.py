@@ -34,7 +34,7 @@ class Counters(Part):
         if self.resumed.saved_at is ResumePoint.EPOCH:
             self.of_last_epoch = move_counters_past_epoch(loop)
 
-    def epoch_starts(self) -> None:
+    def show_last_epoch(self) -> None:
         """Let the hooks that begin the first epoch find the counts that the last one has left."""
         counts = vars(batch_counts(self.trainer))
         found = {name: count for name, count in self.of_last_epoch.items() if type(count) is int}

@@ -39,8 +39,8 @@ class TrainerSettings(Part):
         super().__init__(run)
         self.at_start: dict[str, Any] = {}
         """Empty until training begins."""
-        self.restored: set[str] = set()
-        """Those that the interrupted run had changed: they count as changed from now on."""
+        self.always_saved = {HAS_VALIDATED}
+        """With those that the interrupted run had changed: they count as changed from now on."""
 
     def mark_start(self) -> None:
         """Take the present settings as those at the start."""
@@ -51,15 +51,14 @@ class TrainerSettings(Part):
         return {
             name: value
             for name, value in self._settings().items()
-            if name in {*self.restored, HAS_VALIDATED}
-            or not _is_same(self.at_start.get(name, value), value)
+            if name in self.always_saved or not _is_same(self.at_start.get(name, value), value)
         }
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Set the settings."""
         # Among another number of ranks, each has another part of the data.
         own = saved if self.resumed.same_ranks else _without_data(saved)
-        self.restored |= self._set(own).keys()
+        self.always_saved |= self._set(own).keys()
 
     @property
     def has_begun(self) -> bool:

@@ -178,8 +178,8 @@ class GraphState:
         self.unsaved = encoded.unsaved
         self.recorded = set(encoded.recorded)
         # Without these, another object may be known by what one was known by that is gone.
-        new = {key: each for key, each in encoded.recorded.items() if each is not None}
-        self.new_objects = new if but else {}
+        new = encoded.recorded.items() if but else ()
+        self.new_objects = {key: each for key, each in new if each is not None}
         if is_restored:
             self.restored.append((encoded.record, [*encoded.recorded.values()]))
         self.reordered |= set(encoded.reordered)

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from sagemaker_lightning.compat.torch_modules import METADATA
@@ -164,15 +164,13 @@ class DefaultDictKind(DictKind):
 NUMBERS = int, float, bool
 
 
-def has_order(parts: list[Any]) -> bool:
+def has_order(parts: Iterable[Any]) -> bool:
     """Return whether a set of these elements has the same order in each process.
 
     That of numbers, and of tuples of them, depends on what was added and removed before; that of
     text, and of objects, on hashes which each process has of its own.
     """
-    return all(
-        type(part) in NUMBERS or (type(part) is tuple and has_order([*part])) for part in parts
-    )
+    return all(type(part) in NUMBERS or (type(part) is tuple and has_order(part)) for part in parts)
 
 
 def loses_order(value: set[Any] | frozenset[Any], parts: list[Any]) -> bool:
