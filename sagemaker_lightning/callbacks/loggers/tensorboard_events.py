@@ -126,7 +126,8 @@ class TensorBoardContinuation(FileContinuation):
         pauses = self.trainings.pauses_since(state["training"])
         lacking = remove_later_events(folder, step, state.get("event_files"), pauses)
         if first:
-            _warn_of_gap(folder, lacking)
+            if step >= 0:  # else all steps are logged again
+                _warn_of_gap(folder, lacking)
             tensorboard_logger.begin_last_file(self.logger, _newest_second(self.logger))
 
 
@@ -170,6 +171,8 @@ def remove_later_events(
 
     What the logger's own files had then is known. In other files, such as those of another
     host, or below the logger's folder, everything after the checkpoint's step was logged later.
+    If all that the logger's own files had is gone, as on another machine, what there is now was
+    logged at this start: it stays.
 
     Args:
         folder: Folder or s3:// address of the files.
@@ -182,26 +185,29 @@ def remove_later_events(
         The files that had more when the checkpoint was taken.
     """
     files, root, present = _event_files(folder)
-    sizes = sizes if isinstance(sizes, dict) else None
-    folders = {"", *(name.rpartition("/")[0] for name in sizes or ())}
+    had = {name: _size(sizes, name) for name in sizes} if isinstance(sizes, dict) else {}
+    folders = {"", *(name.rpartition("/")[0] for name in had)}
+    are_gone = any(had.values()) and present.keys().isdisjoint(name for name in had if had[name])
     for name in present:
+        is_own = isinstance(sizes, dict) and name.rpartition("/")[0] in folders
+        if is_own and are_gone:
+            continue
         path = f"{root.rstrip('/')}/{name}"
         content = files.cat_file(path)
-        if sizes is None or name.rpartition("/")[0] not in folders:
-            kept = b"".join(record for record, at in _records(content) if at <= step)
-        else:
-            kept = b"".join(record for record, _ in _records(content[: _size(sizes, name)]))
+        if is_own:
+            kept = b"".join(record for record, _ in _records(content[: had.get(name, 0)]))
             for begin, end in pauses:
                 logged = content[_size(begin, name) : _size(end, name)]
                 begin[name] = len(kept)
                 kept += logged
                 end[name] = len(kept)
+        else:
+            kept = b"".join(record for record, at in _records(content) if at <= step)
         if not kept and content:  # such as a file that was begun just now
             files.rm_file(path)
         elif kept != content:
             replace_file(files, path, kept)
-    known = sizes or {}
-    return [name for name in known if _size(known, name) > present.get(name, 0)]
+    return [name for name in had if had[name] > present.get(name, 0)]
 
 
 def _size(sizes: Sizes, name: str) -> int:

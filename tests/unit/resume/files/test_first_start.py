@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import re
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,26 @@ def test_a_start_that_ends_in_the_sanity_check_leaves_no_second_file(tmp_path):
             train(tmp_path / "again", fails)
     assert train(tmp_path / "again") == alone
     assert rows(tmp_path / "again") == rows(tmp_path / "alone")
+
+
+class WithHyperparameters(Noted):
+    """It has hyperparameters, which TensorBoardLogger writes at each start."""
+
+    def __init__(self, rate: float = 0.1, fails: str = "") -> None:
+        super().__init__(fails=fails)
+        self.save_hyperparameters("rate")
+
+
+def test_hyperparameters_are_in_curves_that_are_gone_at_the_next_start(tmp_path, capsys):
+    """As on another machine, which has what was saved by a start, but not its curves."""
+    for fails in ("batch 0:2", ""):
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+        logged = trainer(tmp_path / "checkpoints", logger=TensorBoardLogger(tmp_path / "t"))
+        with interrupted() if fails else nullcontext():
+            logged.fit(WithHyperparameters(fails=fails))
+    events = b"".join(path.read_bytes() for path in tmp_path.rglob("*tfevents*"))
+    assert b"_hparams_/experiment" in events
+    assert "gap" not in capsys.readouterr().out
 
 
 def test_what_was_there_before_stays(tmp_path):
