@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.fingerprints import PYTHONS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
 from sagemaker_lightning.state.graph.kinds.code import LAYERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
@@ -31,6 +32,7 @@ from sagemaker_lightning.state.graph.nodes import (
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
     has_variables,
+    is_library_class,
     is_own_module,
     owner_of,
 )
@@ -285,9 +287,10 @@ class Start:
     def classes(self) -> Mapping[str, type]:
         """The classes of which a record may have new objects, by name.
 
-        They are those of the objects of the start, those that the user's own modules have in which
-        these are defined, and some of libraries: also those that these modules have got by name,
-        if their objects may be values, such as an estimator.
+        They are those of the objects of the start, and those that the modules have by name in which
+        these are defined: in a module of the user's own all, and classes of libraries whose objects
+        may be values, such as an estimator; in another package's module those of the package, such
+        as the views of a graph, unless their objects do something at their end.
         """
         found = {**OF_LIBRARIES}
         modules: set[str] = set()
@@ -295,18 +298,25 @@ class Start:
             node.class_ for node in self.nodes.values() if not has_variables(owner_of(node.value))
         }:
             found[class_name(class_)] = class_
-            modules |= {
-                base.__module__ for base in class_.__mro__ if is_own_module(base.__module__)
-            }
-        for name in sorted(modules):
-            if (module := sys.modules.get(name)) is not None:
-                found = classes_of_module(vars(module)) | found
-                imported = (value for value in vars(module).values() if isinstance(value, type))
+            modules |= {base.__module__ for base in class_.__mro__ if not is_library_class(base)}
+        for name in sorted(modules & sys.modules.keys() - PYTHONS):
+            names = vars(sys.modules[name])
+            classes = classes_of_module(names)
+            if is_own_module(name):
+                found = classes | found
+                imported = (value for value in names.values() if isinstance(value, type))
                 found |= {
                     class_name(class_): class_
                     for class_ in imported
                     if vars(object)["__new__"] is class_.__new__ and may_be_of_values(class_)
                 }
+            else:
+                package = name.partition(".")[0]
+                found = {
+                    path: class_
+                    for path, class_ in classes.items()
+                    if path.partition(".")[0] == package and not hasattr(class_, "__del__")
+                } | found
         return found
 
 
