@@ -196,7 +196,7 @@ _ARE_ATTRIBUTES: dict[type, bool] = {}
 MORE_THAN_VALUES = "__del__", "__next__", "__copy__", "__deepcopy__", "state_dict"
 """Names of methods by which objects end, continue, are copied or are saved in their own way."""
 MAX_OF_VALUE = 1_000
-"""Objects, at most, that a library's object holds if it is a value."""
+"""Objects of those that a library's object holds, at most, that are looked at."""
 
 
 def is_made_of_attributes(value: Any) -> bool:
@@ -265,7 +265,7 @@ def holds_values_alone(value: Any) -> bool:
         found = {id(part): part for part in parts if id(part) not in seen}
         seen |= found.keys()
         if len(seen) > MAX_OF_VALUE:
-            return False
+            return True
         waiting += found.values()
     return True
 

@@ -15,30 +15,22 @@ from torch.optim import Optimizer
 
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
-from sagemaker_lightning.state.graph.fingerprints import PYTHONS
-from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
-from sagemaker_lightning.state.graph.kinds.code import LAYERS
-from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
-from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
+from sagemaker_lightning.state.graph.classes import Classes, imported_modules
+from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved
+from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind
 from sagemaker_lightning.state.graph.nodes import (
     GENERATOR,
     LIBRARYS,
-    PLAIN,
     Node,
     key_of,
-    may_be_of_values,
     scan,
 )
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
     has_variables,
-    is_library_class,
-    is_own_module,
     owner_of,
 )
 
-OF_LIBRARIES = {**CLASSES_OF_TORCH, **LAYERS} | {class_name(class_): class_ for class_ in PLAIN}
-"""Classes of which a record may have new objects in any program, by name."""
 MAX_KEPT = 1 << 20
 """Elements, at most, of an array or a tensor whose content a start keeps."""
 MAX_KEPT_BYTES = 1 << 26
@@ -94,6 +86,8 @@ class Start:
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
         self.optimizers: dict[str, Optimizer] = {}
+        self.modules = imported_modules(len(sys.modules))
+        """The names of the modules that the program has imported."""
         self.is_over = False
         """Whether the program has done all that it does at its start, and trains."""
         self.content: Mapping[int, Any] = {}
@@ -285,39 +279,10 @@ class Start:
 
     @cached_property
     def classes(self) -> Mapping[str, type]:
-        """The classes of which a record may have new objects, by name.
-
-        They are those of the objects of the start, and those that the modules have by name in which
-        these are defined: in a module of the user's own all, and classes of libraries whose objects
-        may be values, such as an estimator; in another package's module those of the package, such
-        as the views of a graph, unless their objects do something at their end.
-        """
-        found = {**OF_LIBRARIES}
-        modules: set[str] = set()
-        for class_ in {
-            node.class_ for node in self.nodes.values() if not has_variables(owner_of(node.value))
-        }:
-            found[class_name(class_)] = class_
-            modules |= {base.__module__ for base in class_.__mro__ if not is_library_class(base)}
-        for name in sorted(modules & sys.modules.keys() - PYTHONS):
-            names = vars(sys.modules[name])
-            classes = classes_of_module(names)
-            if is_own_module(name):
-                found = classes | found
-                imported = (value for value in names.values() if isinstance(value, type))
-                found |= {
-                    class_name(class_): class_
-                    for class_ in imported
-                    if vars(object)["__new__"] is class_.__new__ and may_be_of_values(class_)
-                }
-            else:
-                package = name.partition(".")[0]
-                found = {
-                    path: class_
-                    for path, class_ in classes.items()
-                    if path.partition(".")[0] == package and not hasattr(class_, "__del__")
-                } | found
-        return found
+        """The classes of which a record may have new objects, by name."""
+        nodes = self.nodes.values()
+        of_objects = {node.class_ for node in nodes if not has_variables(owner_of(node.value))}
+        return Classes(of_objects, self.modules)
 
 
 def size_of(node: Node) -> int:

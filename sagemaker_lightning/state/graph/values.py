@@ -5,19 +5,17 @@ is new, and each tensor is copied.
 """
 
 import enum
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from inspect import getattr_static
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.state.graph import fingerprints, state
+from sagemaker_lightning.state.graph.classes import imported
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import Encoder
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, refusal, refusing
@@ -26,7 +24,7 @@ from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, OBJECT, N
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.graph.state import nodes_of
 from sagemaker_lightning.state.graph.text import Record
-from sagemaker_lightning.state.object_graph import Elsewhere, is_own_module, namespace
+from sagemaker_lightning.state.object_graph import Elsewhere, is_own_module
 
 ROOT = "value"
 """The path of the list whose one element is the value."""
@@ -132,7 +130,7 @@ class _Imported(Mapping[str, type]):
     """
 
     def __getitem__(self, name: str) -> type:
-        class_ = _imported(name)
+        _, class_ = imported(name)
         if not isinstance(class_, type) or issubclass(class_, DATA_CLASSES):
             raise KeyError(name)
         is_row = issubclass(class_, tuple) and hasattr(class_, "_fields")
@@ -148,25 +146,6 @@ class _Imported(Mapping[str, type]):
 
     def __len__(self) -> int:
         return 0
-
-
-def _imported(name: str) -> Any:
-    """Return what has a name in a module that is imported, or in a class of one; None for nothing.
-
-    A checkpoint may have been written with the other distribution of Lightning.
-    """
-    parts = name.split(".")
-    for size in range(len(parts) - 1, 0, -1):
-        module = ".".join(parts[:size])
-        found: Any = sys.modules.get(module) or sys.modules.get(namespaces.first_name(module))
-        if found is None:
-            continue
-        # A module may import what is asked for, and a class run code: neither is asked.
-        for part in parts[size:]:
-            is_class = isinstance(found, type)
-            found = getattr_static(found, part, None) if is_class else namespace(found).get(part)
-        return found
-    return None
 
 
 class _NoStart(Start):

@@ -503,16 +503,3 @@ class ReferenceKind(Kind):
     def note_of_new(self, value: Any, note: Any) -> Any:
         """Refuse: what was made while training is not there again."""
         raise NotSaved(kind_text(value))
-
-
-def classes_of_module(names: Mapping[str, Any]) -> dict[str, type]:
-    """Return the classes, by name, that a user's module has, and those within these."""
-    classes: dict[str, type] = {}
-    stack = [value for value in names.values() if isinstance(value, type)]
-    while stack:
-        class_ = stack.pop()
-        name = class_name(class_)
-        if name not in classes and not is_library_class(class_):
-            classes[name] = class_
-            stack += [value for value in vars(class_).values() if isinstance(value, type)]
-    return classes

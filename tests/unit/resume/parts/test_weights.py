@@ -10,8 +10,8 @@ from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
+from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric
-from torchvision.ops import FrozenBatchNorm2d
 from untrained import in_epoch_5, run_of
 from untrained import resumed as resuming
 
@@ -76,7 +76,7 @@ class Grown(Noted):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.more = FrozenBatchNorm2d(1)
+            self.more = AveragedModel(torch.nn.Linear(1, 1))
 
 
 class Parametrized(Noted):
@@ -170,7 +170,7 @@ def test_a_layer_that_is_tied_or_removed_while_training_is_so_after_each_resume(
 @pytest.mark.parametrize(
     ("make", "what", "weight"),
     [
-        (Grown, "model.more is a torchvision.ops.misc.FrozenBatchNorm2d", "more.weight"),
+        (Grown, "model.more is a torch.optim.swa_utils.AveragedModel", "more.n_averaged"),
         (
             Parametrized,
             "model.line.parametrizations holds a torch.nn.utils.parametrize.ParametrizationList",
