@@ -179,11 +179,14 @@ def hooks_by_module(model: nn.Module) -> dict[str, list[Callable[..., Any]]]:
 
 
 def load_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return the hooks that may change a state dict before a module loads it."""
-    hooks_of_module = module._load_state_dict_pre_hooks.values()
-    return [
-        hook for hook in hooks_of_module if not isinstance(module, nn.modules.lazy.LazyModuleMixin)
-    ]
+    """Return the functions that may change a state dict before a module loads it.
+
+    A lazy module's own is left out.
+    """
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return []
+    hooks = module._load_state_dict_pre_hooks.values()
+    return [getattr(hook, "hook", hook) for hook in hooks]
 
 
 def changes_state_dict(model: nn.Module) -> bool:

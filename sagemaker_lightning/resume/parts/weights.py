@@ -259,7 +259,8 @@ def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> 
 def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
     """Return what a saved state dict has that the model has not got, and the other way round.
 
-    If the user's code loads states itself, it may do so with others: then nothing is returned.
+    If the user's code loads states itself, it may do so with others: then nothing is returned. A
+    library's does so with those of its older versions.
 
     Args:
         trainer: Lightning's trainer.
@@ -278,7 +279,8 @@ def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
             *(type(each).on_load_checkpoint for each in callbacks_of(trainer)),
         )
     )
-    if loads_itself or any(map(load_hooks, model.modules())):
+    hooks = (hook for module in model.modules() for hook in load_hooks(module))
+    if loads_itself or not all(map(start_hooks.is_of_library, hooks)):
         return []
     present = model.state_dict().keys()
     return [
