@@ -441,15 +441,34 @@ def loaded(trainer: Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector._loaded_checkpoint
 
 
-def newest_saved(callback: ModelCheckpoint) -> tuple[int, str]:
-    """Return the optimizer step and the path of what a callback has saved last; 0 and "" before."""
-    return callback._last_global_step_saved, callback._last_checkpoint_saved
+WAITS = "_defer_save_until_validation"
+"""The attribute of a ModelCheckpoint that is to save once a validation has logged what it monitors;
+Lightning has it since 2.6."""
 
 
-def set_newest_saved(callback: ModelCheckpoint, step: int, path: str) -> None:
+class NewestSaved(NamedTuple):
+    """What a ModelCheckpoint has saved last."""
+
+    step: int
+    """The optimizer step; 0 before."""
+    path: str
+    """The path; "" before."""
+    waits: bool
+    """Whether a save waits for the validation."""
+
+
+def newest_saved(callback: ModelCheckpoint) -> NewestSaved:
+    """Return what a callback has saved last."""
+    waits = vars(callback).get(WAITS) is True
+    return NewestSaved(callback._last_global_step_saved, callback._last_checkpoint_saved, waits)
+
+
+def set_newest_saved(callback: ModelCheckpoint, newest: NewestSaved) -> None:
     """Have a callback know what was saved last."""
-    callback._last_global_step_saved = step
-    callback._last_checkpoint_saved = path
+    callback._last_global_step_saved = newest.step
+    callback._last_checkpoint_saved = newest.path
+    if WAITS in vars(callback):
+        vars(callback)[WAITS] = newest.waits
 
 
 def keep_files(callback: ModelCheckpoint, keeps: Callable[[str], bool]) -> None:

@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from sagemaker_lightning.compat.lightning_checkpoints import (
     BestCheckpoint,
+    NewestSaved,
     keep_files,
     newest_saved,
     set_newest_saved,
@@ -61,16 +62,16 @@ def overwrite_later_files(trainer: Trainer, saved_names: Mapping[str, Sequence[s
             callback.file_exists = exists  # type: ignore[method-assign]  # of this callback alone
 
 
-def last_saved(trainer: Trainer) -> dict[str, tuple[int, str]]:
+def last_saved(trainer: Trainer) -> dict[str, tuple[int, str, bool]]:
     """Return step and file name of what each ModelCheckpoint has saved last, by its state key.
 
-    The name is "" if it is not below the callback's folder. Our own callback for the best model is
-    left out.
+    The name is "" if it is not below the callback's folder. With them comes whether a save waits
+    for the validation. Our own callback for the best model is left out.
     """
     return {
-        callback.state_key: (step, _name_below(path, callback.dirpath))
+        callback.state_key: (step, _name_below(path, callback.dirpath), waits)
         for callback in _users_callbacks(trainer)
-        for step, path in [newest_saved(callback)]
+        for step, path, waits in [newest_saved(callback)]
     }
 
 
@@ -83,11 +84,11 @@ def set_last_saved(trainer: Trainer, saved: Mapping[str, Any], step: int) -> Non
         step: The optimizer step of the checkpoint: none was saved after it.
     """
     for callback in _users_callbacks(trainer):
-        at, name = saved.get(callback.state_key, (0, ""))
+        at, name, waits = saved.get(callback.state_key, (0, "", False))
         path = _joined(callback.dirpath, str(name)) if name else ""
         is_own = bool(_name_below(path, callback.dirpath)) and _is_named_by(callback, path)
         if type(at) is int and 0 <= at <= step:
-            set_newest_saved(callback, at, path if is_own else "")
+            set_newest_saved(callback, NewestSaved(at, path if is_own else "", waits is True))
 
 
 def _users_callbacks(trainer: Trainer) -> list[ModelCheckpoint]:

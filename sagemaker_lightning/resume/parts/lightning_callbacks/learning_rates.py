@@ -36,7 +36,9 @@ class NotedRates(Part):
         """
         for callback, of_callback in zip(self._monitors(), saved, strict=False):
             names = of_callback.keys()
-            if moment is Moment.TRAINING:
+            # Names are added while training, as by StochasticWeightAveraging; those of a training
+            # before this one are not its.
+            if moment is Moment.TRAINING and not callback.lrs.keys() <= names:
                 names &= callback.lrs.keys()
             callback.lrs |= {name: of_callback[name].flatten().tolist() for name in names}
 

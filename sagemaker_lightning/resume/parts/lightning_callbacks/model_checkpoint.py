@@ -13,7 +13,10 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class LastSaved(Part):
-    """What each ModelCheckpoint of the user's has saved last: its step, and its file's name."""
+    """What each ModelCheckpoint of the user's has saved last: its step, and its file's name.
+
+    A save may wait: what it monitors is logged by a validation that is still to come.
+    """
 
     key = "last_saved"
     what = "what each ModelCheckpoint has saved last"
@@ -22,8 +25,8 @@ class LastSaved(Part):
 
     def save(
         self, point: ResumePoint | None, state: Mapping[str, Any] | None
-    ) -> dict[str, tuple[int, str]]:
-        """Return step and name by the callbacks' state keys."""
+    ) -> dict[str, tuple[int, str, bool]]:
+        """Return step and name, and whether a save waits, by the callbacks' state keys."""
         return user_checkpoints.last_saved(self.trainer)
 
     def restore(self, saved: Any, moment: Moment) -> None:

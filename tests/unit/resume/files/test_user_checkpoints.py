@@ -9,7 +9,11 @@ from checkpoint_folders import without_ranks
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from sagemaker_lightning.compat.lightning_checkpoints import newest_saved, set_newest_saved
+from sagemaker_lightning.compat.lightning_checkpoints import (
+    NewestSaved,
+    newest_saved,
+    set_newest_saved,
+)
 from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.resume.files.best_model import BestModel
 
@@ -56,19 +60,19 @@ def test_what_was_saved_last_is_known(tmp_path):
         return SimpleNamespace(checkpoint_callbacks=[*callbacks])
 
     there = ModelCheckpoint(tmp_path / "there", monitor="loss")
-    set_newest_saved(there, 9, str(tmp_path / "there/epoch=0-step=9.ckpt"))
+    set_newest_saved(there, NewestSaved(9, str(tmp_path / "there/epoch=0-step=9.ckpt"), True))
     saved = user_checkpoints.last_saved(of(there, BestModel(tmp_path, monitor="loss")))
-    assert saved == {there.state_key: (9, "epoch=0-step=9.ckpt")}
+    assert saved == {there.state_key: (9, "epoch=0-step=9.ckpt", True)}
     here = ModelCheckpoint(tmp_path / "here", monitor="loss")
     for at, name, known in (
-        (9, "epoch=0-step=9.ckpt", (9, str(tmp_path / "here/epoch=0-step=9.ckpt"))),
-        (9, "../code.ckpt", (9, "")),
-        (9, "code.py", (9, "")),
-        (10, "epoch=0-step=10.ckpt", (0, "")),
-        (-1, "", (0, "")),
+        (9, "epoch=0-step=9.ckpt", (9, str(tmp_path / "here/epoch=0-step=9.ckpt"), True)),
+        (9, "../code.ckpt", (9, "", True)),
+        (9, "code.py", (9, "", True)),
+        (10, "epoch=0-step=10.ckpt", (0, "", False)),
+        (-1, "", (0, "", False)),
     ):
-        set_newest_saved(here, 0, "")
-        user_checkpoints.set_last_saved(of(here), {here.state_key: (at, name)}, step=9)
+        set_newest_saved(here, NewestSaved(0, "", False))
+        user_checkpoints.set_last_saved(of(here), {here.state_key: (at, name, True)}, step=9)
         assert newest_saved(here) == known
 
 
