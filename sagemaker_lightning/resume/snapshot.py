@@ -4,19 +4,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes, reshard
+from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files import checkpoint_file, shards
 from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
 from sagemaker_lightning.resume.parts import counters
+from sagemaker_lightning.resume.parts.copies import has_values
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
 from sagemaker_lightning.resume.parts.part import Place
 from sagemaker_lightning.resume.parts.roots import objects_of_module
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.same_run.differences import first_of
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import values
@@ -48,6 +54,8 @@ EQUAL_ON_ALL_RANKS = {
 LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 OPTIMIZER_STATES = "optimizer_states"
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The type of the bits of a number, by its bytes."""
 OWN_SHARD = "own_shard"
 """The key of what this rank's shard gets; it is not written to the checkpoint itself."""
 
@@ -64,7 +72,7 @@ class Snapshot:
         self.trainer = run.trainer
         self.description: Mapping[str, Any] = {}
         """What checkpoints say of the run; empty before training."""
-        self.has_warned_of_rates = False
+        self.has_warned_of_ranks = False
         self.lightnings_file = lightning_checkpoints.NewestFile(self.trainer)
 
     @object_graph.at_one_moment()
@@ -136,8 +144,12 @@ class Snapshot:
         entries = {name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS}
         exact = "".join(map(values.digest, exact_values.values()))
         own = digest(entries) + exact.encode()
-        said = self.run.agreement.gather((own, learning_rates(self.trainer)))
-        self._warn_of_different_rates([rates for _, rates in said])
+        model = self.trainer.lightning_module
+        has_others = self.trainer.world_size > 1 and mesh_of(self.trainer) is None
+        sums = sums_of_bits(model) if has_others else {}
+        said = self.run.agreement.gather((own, learning_rates(self.trainer), sums))
+        self._warn_of_different_rates([rates for _, rates, _ in said])
+        self._warn_of_different_weights([sums for *_, sums in said])
         if said[0][0] == said[self.trainer.global_rank][0]:
             return {"entries": {}, "exact_values": {}}
         return {"entries": entries, "exact_values": exact_values}
@@ -219,14 +231,27 @@ class Snapshot:
         other_rank = next(
             (rank for rank, own_rates in enumerate(rates) if own_rates != rates[0]), 0
         )
-        if other_rank and not self.has_warned_of_rates and self.trainer.is_global_zero:
+        if other_rank and not self.has_warned_of_ranks and self.trainer.is_global_zero:
             log.warning(
                 f"the learning rates are {_formatted(rates[0])} on rank 0 and "
                 f"{_formatted(rates[other_rank])} on rank {other_rank}, so their weights "
                 "differ, too: after an interruption this run is not exact; set learning rates "
                 "from values that all ranks have, such as self.log(..., sync_dist=True)"
             )
-        self.has_warned_of_rates = self.has_warned_of_rates or bool(other_rank)
+        self.has_warned_of_ranks = self.has_warned_of_ranks or bool(other_rank)
+
+    def _warn_of_different_weights(self, sums: Sequence[dict[str, int]]) -> None:
+        """Warn, once, if the ranks have different weights: a checkpoint has those of rank 0."""
+        for rank, own_sums in enumerate(sums):
+            names = [name for name in sums[0] if own_sums.get(name) != sums[0][name]]
+            if names and not self.has_warned_of_ranks and self.trainer.is_global_zero:
+                log.warning(
+                    f"the weights {first_of(names)} differ on rank 0 and rank {rank}, so the ranks "
+                    "do not train one model: after an interruption this run is not exact; DDP "
+                    "reduces no gradient of what was frozen when training began, of what it is "
+                    "told to ignore, or of what no_sync() leaves out"
+                )
+            self.has_warned_of_ranks = self.has_warned_of_ranks or bool(names)
 
     def _refusal(self, path: tuple[Any, ...], error: NotSaved) -> UserError:
         """Return the error for an object that cannot be saved.
@@ -249,6 +274,19 @@ class Snapshot:
             f"{with_article(error.kind)} ({owner} {model_name}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )
+
+
+def sums_of_bits(model: nn.Module) -> dict[str, int]:
+    """Return a sum of the bits of each parameter, by name: equal weights have equal ones.
+
+    Unlike a sum of the values, it is the same on each machine.
+    """
+    sums = {}
+    for name, parameter in named_parameters(model):
+        weight = parameter.detach()
+        if has_values(weight) and weight.layout == torch.strided and weight.itemsize in BITS:
+            sums[name] = weight.view(BITS[weight.itemsize]).sum(dtype=torch.int64)
+    return {name: int(each) for name, each in sums.items()}
 
 
 def _encoded(value: Any, known: Mapping[str, Any]) -> Record:

@@ -18,7 +18,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.parts import epoch_position
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot
+from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot, sums_of_bits
 from sagemaker_lightning.state.graph import values
 
 
@@ -44,12 +44,12 @@ def in_training(folder: Path, do: Callable[[Snapshot], None], model=None, *callb
 def two_ranks(monkeypatch) -> Callable[..., dict]:
     """A function that takes the state of one of two ranks, of which the other differs."""
 
-    def take(snapshot: Snapshot, rank: int, digest=None, rates=None) -> dict:
+    def take(snapshot: Snapshot, rank: int, digest=None, rates=None, sums=None) -> dict:
         def gather(value):
-            is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], bytes)
-            if rates is None or not is_pair:
+            is_said = isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], bytes)
+            if (rates is None and sums is None) or not is_said:
                 return [value, value]
-            other = (digest or value[0], rates)
+            other = (digest or value[0], rates or value[1], sums or {})
             return [other, value] if rank else [value, other]
 
         with monkeypatch.context() as patched:
@@ -93,7 +93,7 @@ def test_other_learning_rates_on_a_rank_are_reported_once(tmp_path, two_ranks, c
     def do(snapshot):
         two_ranks(snapshot, 0, rates=[0.1])
         two_ranks(snapshot, 1, rates=[0.05])
-        snapshot.has_warned_of_rates = False
+        snapshot.has_warned_of_ranks = False
         for rates in ([0.05, 1 / 3, 0.05], [0.05], [0.1]):
             two_ranks(snapshot, 0, rates=rates)
 
@@ -104,6 +104,32 @@ def test_other_learning_rates_on_a_rank_are_reported_once(tmp_path, two_ranks, c
         "weights differ, too: after an interruption this run is not exact; set learning rates "
         "from values that all ranks have, such as self.log(..., sync_dist=True)"
     ]
+
+
+def test_other_weights_on_a_rank_are_reported_once(tmp_path, two_ranks, capfd, monkeypatch):
+    """DDP does not reduce the gradients of weights that were frozen when it wrapped the model."""
+
+    def do(snapshot):
+        monkeypatch.setattr(pl.Trainer, "world_size", 2)
+        own = sums_of_bits(snapshot.trainer.lightning_module)
+        for sums in (own, own | {"line.weight": 5}, own | {"line.bias": 5}):
+            two_ranks(snapshot, 0, sums=sums)
+        monkeypatch.undo()
+
+    in_training(tmp_path, do)
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "warning" in line]
+    assert line.startswith("warning: the weights line.weight differ on rank 0 and rank 1, so")
+    assert "after an interruption this run is not exact" in line
+
+
+def test_a_sum_of_bits_is_of_each_weight():
+    line = torch.nn.Linear(3, 2)
+    before = sums_of_bits(line)
+    assert before.keys() == {"weight", "bias"} and sums_of_bits(line) == before
+    with torch.no_grad():
+        line.weight[1, 2] += 1e-3
+    assert sums_of_bits(line)["bias"] == before["bias"]
+    assert sums_of_bits(line)["weight"] != before["weight"]
 
 
 @pytest.mark.parametrize("point", [ResumePoint.VALIDATION, ResumePoint.BATCH])
