@@ -59,7 +59,7 @@ def alone(tmp_path_factory) -> SimpleNamespace:
         ("stop batch 0:0", 1, "batch", "the state is as it was saved, and the next batch the one"),
         ("stop validation 0:1", 2, "validation", "the state is as it was saved, and the next "),
         ("stop batch 0:3", 4, "validation", "the state is as it was saved"),
-        ("stop end 0", 4, "epoch", "the state is as it was saved"),
+        ("stop end 0", 4, "epoch", "the state is as it was saved; no step after it is known that"),
         ("fails batch 1:2", 4, "epoch", "the next 2 steps are those of the interrupted run, bit"),
     ],
 )

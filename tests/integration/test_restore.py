@@ -66,7 +66,10 @@ def test_epochs_that_a_callback_has_added_are_trained(tmp_path, epochs, trained)
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_models_of_each_step_are_written_once(tmp_path):
-    """Lightning would give them other names when it writes them again."""
+    """Lightning would give them other names when it writes them again.
+
+    A file of another run in their folder stays as it is.
+    """
 
     def models(folder: Path) -> ModelCheckpoint:
         return ModelCheckpoint(folder, monitor="loss", save_top_k=-1, every_n_train_steps=1)
@@ -74,6 +77,9 @@ def test_models_of_each_step_are_written_once(tmp_path):
     every = {}
     for fails in ("", "batch 1:2"):
         folder = tmp_path / (fails or "alone")
+        (folder / "models").mkdir(parents=True)
+        others = folder / "models/epoch=0-step=4.ckpt"
+        others.write_text("of another run")
         if fails:
             with interrupted():
                 training = trainer(folder, models(folder / "models"), enable_checkpointing=True)
@@ -81,14 +87,30 @@ def test_models_of_each_step_are_written_once(tmp_path):
         written = models(folder / "models")
         trainer(folder, written, enable_checkpointing=True).fit(Noted())
         every[fails] = sorted(path.name for path in (folder / "models").iterdir())
-    assert every[""] == every["batch 1:2"] and len(every[""]) == 8
+        assert others.read_text() == "of another run"
+    assert every[""] == every["batch 1:2"] and len(every[""]) == 8 + 1
     as_in_a_new_process()
     done = models(folder / "models")
     trainer(folder, done, enable_checkpointing=True).fit(Noted())
     assert done.current_score == written.current_score is not None
 
 
-def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
+def flip(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("lose", "problem"),
+    [(Path.unlink, "is missing"), (flip, "is damaged: its checksum does not match")],
+)
+def test_a_checkpoint_whose_best_model_is_missing_or_damaged_is_skipped(
+    tmp_path, capfd, lose, problem
+):
+    """An earlier one does not tell of it: the run makes it again."""
+
     def train(**options) -> Noted:
         best = BestModel(tmp_path / "models", monitor="loss_epoch", filename="best-{epoch}")
         training = trainer(tmp_path, best, enable_checkpointing=True, every_n_steps=2, keep=9)
@@ -99,12 +121,13 @@ def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
         train(stop="batch 1:1")
     assert saved(tmp_path).keys() == {2, 4, 6}
     file = tmp_path / "models/best-epoch=0.ckpt"
-    file.unlink()
+    lose(file)
     capfd.readouterr()
     model = train()
     out = capfd.readouterr().out
-    assert f"refers to {file.name}, the best model, which is missing; it is skipped" in out
+    assert f"refers to {file.name}, the best model, which {problem}; it is skipped" in out
     assert "resuming from step 2" in out and model.global_step == 8
+    assert len(list((tmp_path / "models").iterdir())) == 1
 
 
 def test_each_interruption_is_reported_to_the_end(tmp_path):
@@ -198,13 +221,14 @@ def test_each_rank_has_its_own_entries_unless_there_were_more_ranks(tmp_path, ca
     capfd.readouterr()
     trainer(tmp_path).fit(model := Loading())
     assert model.loaded == loaded and type(model.loaded) is type(loaded)
-    first, *_ = capfd.readouterr().out.splitlines()
+    first, *others = capfd.readouterr().out.splitlines()
     says = (
         "; 2 ranks saved it, now there are 1: no sample is left out or taken twice, but the run is "
         "no longer bit-identical to one without an interruption"
     )
     resuming = f"resuming from step 4: {path}"
     assert first == (f"warning: {resuming}{says}" if ranks == 2 else resuming)
+    assert any("resumed at step" in line for line in others) is (ranks == 1)
     assert model.global_step == 8
 
 

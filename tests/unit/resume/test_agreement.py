@@ -456,18 +456,6 @@ def test_a_forked_child_has_default_handlers_of_its_own(signals):
     assert in_a_child() == f"{own} -1"
 
 
-def test_only_the_process_itself_keeps_its_handlers(signals, monkeypatch):
-    """As above, without a fork: this process stands for a child of another one, then of itself."""
-    with watched(TrainingStop) as stop:
-        shutdown._reset_signals_of_child()
-        assert signal.getsignal(signal.SIGTERM) == stop._handle
-        assert signal.set_wakeup_fd(stop.pipe[1]) == stop.pipe[1]
-        monkeypatch.setattr(os, "getppid", os.getpid)
-        shutdown._reset_signals_of_child()
-        handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
-        assert handlers == [signal.SIG_DFL] * 3 and signal.set_wakeup_fd(-1) == -1
-
-
 @pytest.mark.parametrize("number", shutdown.SIGNALS)
 def test_before_the_training_a_signal_ends_a_process_at_once(signals, monkeypatch, capfd, number):
     def leave(status: int) -> None:

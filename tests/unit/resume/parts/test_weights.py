@@ -407,16 +407,6 @@ def test_weights_are_pruned_again():
     assert weights_part.take_later_weights(dict(trained.state_dict()), trained, set()) == {}
 
 
-def test_a_model_without_a_part_that_a_hook_had_made_is_refused(tmp_path):
-    """A hook that makes it at the start of training may have gone."""
-    model = nn.Linear(1, 1)
-    run = resuming(run_of(in_epoch_5(lightning_module=model), tmp_path), checkpoint={})
-    part = run.part(weights_part.Weights)
-    part.later = {"head.weight": torch.ones(1)}
-    with pytest.raises(UserError, match="step 12 is of another run: its model has head.weight, "):
-        part.restore({"state_dict": dict(model.state_dict())}, Moment.TRAINING)
-
-
 class Counts(pl.Callback):
     """Counts how often it saves."""
 

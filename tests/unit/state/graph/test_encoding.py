@@ -14,7 +14,6 @@ from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.kinds.views import MAX_EXPANDED
 from sagemaker_lightning.state.graph.start import Start
-from sagemaker_lightning.state.graph.state import GraphState
 
 
 def test_two_attributes_of_one_object_share_it_after_a_resume():
@@ -91,36 +90,6 @@ def test_parameters_as_keys_of_a_dict_are_the_resumed_models():
     trained, resumed = train(make, change)
     assert list(map(id, resumed.shadow)) == list(map(id, resumed.parameters()))
     assert all(map(torch.equal, resumed.shadow.values(), trained.shadow.values()))
-
-
-def test_a_weight_that_is_tied_to_another_one_is_tied_again():
-    def make():
-        return Thing(first=torch.nn.Linear(2, 2), second=torch.nn.Linear(2, 2))
-
-    def change(model):
-        model.second.weight = model.first.weight
-
-    _, resumed = train(make, change)
-    assert resumed.second.weight is resumed.first.weight
-
-
-def test_what_was_removed_stays_so_after_each_resume():
-    def make():
-        return Thing(net=Net(), cache=[1], warm=True)
-
-    model = make()
-    start = Start({"model": model})
-    del model.net.body, model.cache, model.warm
-    record = encode({"model": model}, start).record
-    for _ in range(2):
-        model = make()
-        state = GraphState(lambda model=model: {"model": model})
-        state.begin()
-        state.restore(through_a_file(record))
-        assert not hasattr(model.net, "body")
-        assert not hasattr(model, "cache") and not hasattr(model, "warm")
-        state.mark()  # as a run that has just resumed does
-        record = state.encode()
 
 
 def test_a_state_dict_that_is_kept_is_still_a_view_of_the_weights():
