@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +20,6 @@ import psutil
 import pytest
 import warm
 from containers import ROOT
-from pytorch_lightning.loggers import MLFlowLogger
-
-from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.drill.drilled_run import Drilled
 
 pytestmark = pytest.mark.slow
 
@@ -142,15 +137,6 @@ def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first_differe
         and cause in completed.stdout.partition("likely cause: ")[2]
     ), completed.stdout
     assert completed.stdout.endswith(f"NOT identical: {only}\n")
-
-
-def test_a_drill_logs_to_no_server(tmp_path: Path):
-    settings = {"folder": tmp_path, "reached": tmp_path, "epochs": 1, "steps": 1}
-    drilled = Drilled(settings | {"moment": None, "workers": None})
-    logger = MLFlowLogger.__new__(MLFlowLogger)  # its package is not installed here
-    trainer = types.SimpleNamespace(loggers=[logger])
-    with pytest.raises(UserError, match="MLFlowLogger: a drill would log to its server, too"):
-        drilled.setup(trainer, None, "fit")
 
 
 OWN_TRAINER = """
@@ -281,17 +267,6 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
     completed = warm.run([sys.executable, *command], desk.folder, desk.environment)
     output = re.sub(r"epochs, \d+ s", "epochs, 6 s", completed.stdout)
     assert completed.returncode == 0 and output == OUTPUT, completed.stdout
-
-
-@pytest.mark.thorough  # a program of a user's own is above
-def test_our_own_example_is_identical(desk: Desk):
-    flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
-    program = str(ROOT / "app/train.py")
-    completed = desk.drill(
-        "--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags
-    )
-    assert completed.returncode == 0, completed.stdout
-    assert "not drilled: another number of data workers: " in completed.stdout
 
 
 def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):

@@ -1,7 +1,6 @@
 """What loggers and progress have logged, after a resume."""
 
 import contextlib
-import copy
 import csv
 from pathlib import Path
 
@@ -183,16 +182,3 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
         "CSVLogger: this run logs to version 1, the interrupted run logged to version 0"
         in capfd.readouterr().out
     )
-
-
-@pytest.mark.slow
-def test_the_mean_of_an_epoch_is_of_all_its_batches(tmp_path: Path):
-    model = Classifier()
-    alone = short_trainer(tmp_path / "alone")
-    alone.fit(copy.deepcopy(model))
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path / "run", PressCtrlC(1, batch=7)).fit(copy.deepcopy(model))
-    resumed = short_trainer(tmp_path / "run")
-    resumed.fit(model)
-    assert resumed.callback_metrics == alone.callback_metrics
-    assert "train_loss_epoch" in resumed.callback_metrics

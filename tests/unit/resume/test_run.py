@@ -327,13 +327,15 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
 
 
 def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path):
-    """So does a training that saves nothing."""
+    """With its own folder, and another one. So does a training that saves nothing."""
     used = trainer(tmp_path, max_epochs=2)
     used.fit(Validated())
     used.save_checkpoint(path := tmp_path / "model.ckpt")
     weight = used.lightning_module.line.weight.item()
-    used.test(other := Validated(), ckpt_path=path, verbose=False)
-    assert other.line.weight.item() == weight
+    for evaluates in (used, trainer(tmp_path / "another")):
+        for evaluate in (evaluates.validate, evaluates.test):
+            evaluate(other := Validated(), ckpt_path=path, verbose=False)
+            assert other.line.weight.item() == weight
     steps = []
     notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
     trainer(tmp_path, notes, saves=False, max_epochs=3).fit(Validated(), ckpt_path=path)
