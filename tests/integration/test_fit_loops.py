@@ -449,35 +449,6 @@ def test_what_is_made_with_the_data_is_made_again(tmp_path, checks):
     assert model.mean == model.spread == 2.0
 
 
-class Validating(Noted):
-    """Is asked for its validation data, of one number, when it validates."""
-
-    def __init__(self, number: float, stop: str = "") -> None:
-        super().__init__(stop)
-        self.text = str(number)
-
-    def val_dataloader(self):
-        assert not self.trainer.training
-        return DataLoader(TensorDataset(torch.full((2, 2), float(self.text))), 2)
-
-
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        (1.0, "resumed at step 2: the state is as it was saved"),
-        (2.0, "on rank 0, the numbers in val.0.dataset.tensors differ"),
-    ],
-)
-def test_validation_data_are_compared_before_the_next_validation(tmp_path, capfd, number, says):
-    """The check before training had them made; the next validation is in another epoch."""
-    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 1}
-    with interrupted():
-        trainer(tmp_path, **options).fit(Validating(1.0, "batch 0:1"))
-    capfd.readouterr()
-    trainer(tmp_path, **options).fit(Validating(number))
-    assert says in capfd.readouterr().out
-
-
 def test_validation_data_are_made_when_they_are_needed(tmp_path):
     class Making(Noted):
         def val_dataloader(self):
