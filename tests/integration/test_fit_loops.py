@@ -21,7 +21,16 @@ from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher, _Prefet
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.utilities import CombinedLoader
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    saved,
+    trainer,
+    training,
+    weights,
+)
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from sagemaker_lightning.contract.errors import UserError
@@ -221,11 +230,7 @@ class Streaming(Noted):
 
 
 def test_a_stream_that_was_read_to_its_end_begins_anew(tmp_path, capfd):
-    trainer(tmp_path / "alone").fit(alone := Streaming())
-    as_in_a_new_process()
-    with interrupted():
-        trainer(tmp_path / "run").fit(Streaming("batch 1:1"))
-    trainer(tmp_path / "run").fit(again := Streaming())
+    alone, again = alone_and_resumed(training(Streaming), tmp_path, "batch 1:1")
     assert again.validated == alone.validated == 8
     assert "differ" not in capfd.readouterr().out
 
@@ -251,8 +256,8 @@ class Telling(Noted):
         workers: Number of data workers.
     """
 
-    def __init__(self, *moments: str, workers: int = 0) -> None:
-        super().__init__(*moments)
+    def __init__(self, stop: str = "", workers: int = 0) -> None:
+        super().__init__(stop)
         self.workers = workers
         self.seen = []
 
@@ -270,11 +275,7 @@ class Telling(Noted):
 @pytest.mark.parametrize("moment", ["batch 0:1", "batch 0:4", "end 0", "batch 1:2"])
 def test_a_sampler_that_follows_the_training_continues(tmp_path, moment):
     """It is asked for a batch once the one before it was trained on, as with Lightning alone."""
-    trainer(tmp_path / "alone").fit(alone := Telling())
-    as_in_a_new_process()
-    with interrupted():
-        trainer(tmp_path / "run").fit(Telling(moment))
-    trainer(tmp_path / "run").fit(again := Telling())
+    alone, again = alone_and_resumed(training(Telling), tmp_path, moment)
     assert again.seen == alone.seen
     assert alone.seen[:8] == list(range(8))
 

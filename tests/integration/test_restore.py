@@ -14,7 +14,16 @@ from pytorch_lightning.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    saved,
+    trainer,
+    training,
+    weights,
+)
 from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
@@ -249,10 +258,7 @@ class Warm(Noted):
 
 def test_rates_are_those_of_the_interrupted_run(tmp_path):
     """What a hook at the start sets is what its schedule has lowered since."""
-    trainer(tmp_path / "alone").fit(alone := Warm())
-    with interrupted():
-        trainer(tmp_path).fit(Warm("batch 1:1"))
-    trainer(tmp_path).fit(model := Warm())
+    alone, model = alone_and_resumed(training(Warm), tmp_path, "batch 1:1")
     assert model.events == alone.events and "0.025" in str(model.events)
 
 
@@ -293,10 +299,7 @@ class Growing(Noted):
 
 
 def test_a_layer_that_a_hook_makes_is_restored(tmp_path):
-    trainer(tmp_path / "alone").fit(alone := Growing())
-    with interrupted():
-        trainer(tmp_path).fit(Growing("batch 1:1"))
-    trainer(tmp_path).fit(model := Growing())
+    alone, model = alone_and_resumed(training(Growing), tmp_path, "batch 1:1")
     assert weights(model) == weights(alone)
 
 
@@ -335,10 +338,7 @@ class CountingLate(Counting):
 
 @pytest.mark.parametrize("model_class", [Counting, CountingLate])
 def test_buffers_that_have_grown_are_restored(tmp_path, model_class):
-    trainer(tmp_path / "alone").fit(alone := model_class())
-    with interrupted():
-        trainer(tmp_path).fit(model_class("batch 1:1"))
-    trainer(tmp_path).fit(model := model_class())
+    alone, model = alone_and_resumed(training(model_class), tmp_path, "batch 1:1")
     assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
 
 
@@ -393,11 +393,8 @@ class PrunedAtItsStart(Noted):
 
 @pytest.mark.parametrize("model_class", [MadeWithItsOptimizer, PrunedAtItsStart])
 def test_what_is_made_of_the_first_weights_is_made_of_them_again(tmp_path, capfd, model_class):
-    trainer(tmp_path / "alone").fit(alone := model_class())
-    for stop in ("batch 0:1", "batch 1:2"):
-        with interrupted():
-            trainer(tmp_path / "run").fit(model_class(stop))
-    trainer(tmp_path / "run").fit(model := model_class())
+    train = training(model_class)
+    alone, model = alone_and_resumed(train, tmp_path, "batch 0:1", "batch 1:2")
     assert weights(model) == weights(alone) and model.events == alone.events
     assert "warning" not in capfd.readouterr().out
 
@@ -470,10 +467,8 @@ def test_validation_data_that_change_as_they_are_read_come_back(tmp_path, stop):
         trainer(folder, max_epochs=5).fit(Noted(**moments), *loaders)
         return drawn.reads + validated.reads, validated.points.tolist()
 
-    alone = train(tmp_path / "alone")
-    with interrupted():
-        train(tmp_path / "run", stop=stop)
-    assert train(tmp_path / "run") == alone
+    alone, resumed = alone_and_resumed(train, tmp_path, stop)
+    assert resumed == alone
 
 
 class Consolidating(Noted):
@@ -505,10 +500,7 @@ def test_what_an_earlier_training_of_a_program_has_made_comes_back(tmp_path: Pat
         fits.fit(model)
         return model
 
-    alone = program(tmp_path / "alone")
-    with interrupted():
-        program(tmp_path / "run", stop=stop)
-    resumed = program(tmp_path / "run")
+    alone, resumed = alone_and_resumed(program, tmp_path, stop)
     assert resumed.kept == alone.kept and weights(resumed) == weights(alone)
     assert "warning" not in capfd.readouterr().out
 

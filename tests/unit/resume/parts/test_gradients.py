@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import Noted, alone_and_resumed, saved, training, weights
 from torch import nn
 from torch.optim import SGD
 from untrained import alike, in_epoch_5, resumed, run_of, trainer_of
@@ -175,20 +175,8 @@ class Switching(Noted):
 def test_a_module_that_switches_its_optimization_continues(tmp_path, stop):
     """Its own steps use the gradients that Lightning's have left."""
 
-    def fitted(folder, **moments):
-        as_in_a_new_process()
-        options = {
-            "max_epochs": 3,
-            "strict": True,
-            "limit_val_batches": 0,
-        }  # which removes gradients
-        fits = trainer(tmp_path / folder, **options)
-        model = Switching(**moments)
-        fits.fit(model)
-        return weights(model), fits.global_step
-
-    alone = fitted("alone")
-    with interrupted():
-        fitted("run", stop=stop)
-    assert fitted("run") == alone
+    # A validation removes gradients.
+    train = training(Switching, max_epochs=3, strict=True, limit_val_batches=0)
+    alone, resumed = alone_and_resumed(train, tmp_path, stop)
+    assert weights(resumed) == weights(alone) and resumed.global_step == alone.global_step
     assert max(saved(tmp_path / "run")) == 12
