@@ -274,7 +274,7 @@ def test_a_model_directory_that_is_a_file(job: Job):
 
 @pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
 def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
-    """The kernel kills one when the host is out of memory; the others say only that they lost a peer."""
+    """The kernel kills one that lacks memory; the others say only that they lost a peer."""
     hyperparameters = {
         "trainer.devices": "2",
         "trainer.accelerator": "cpu",
