@@ -100,7 +100,7 @@ def test_data_that_depend_on_how_often_they_were_made_are_the_same(tmp_path, sto
         as_in_a_new_process()
         torch.manual_seed(1)
         model, data = Learner(**moments), Pool()
-        options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+        options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
         trainer(tmp_path / folder, **options).fit(model, datamodule=data)
         return weights(model), data.pool, data.labeled, data.calls
 
