@@ -326,43 +326,31 @@ def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
     assert not torch.equal(plain[0], first_batch(seed=1)[0])
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_the_loaders_are_what_the_settings_say(normalize):
-    settings = {"batch_size": 7, "seed": 3, "drop_last": True, "cutout": 2}
+@pytest.mark.parametrize(
+    ("normalize", "shuffle", "drop_last"),
+    [(True, True, True), (False, True, True), (True, False, False)],
+)
+def test_the_loaders_are_what_the_settings_say(normalize, shuffle, drop_last):
+    settings = {"batch_size": 7, "seed": 3, "drop_last": drop_last, "cutout": 2}
+    settings["shuffle"] = shuffle
     module = ranks.Numbered(50, normalize=normalize, **settings)
     module.setup()
     conversion = Normalize(module.mean, module.std) if normalize else Normalize()
     expected = ResidentLoader(
         module.sets["train"],
         normalize=conversion,
-        shuffle=True,
         augment=True,
         flip=True,
         **settings,
     )
     for batch, expected_batch in zip(module.train_dataloader(), expected, strict=True):
         assert all(map(torch.equal, batch, expected_batch))
+    whole = sum(labels_of(expected), []) == module.sets["train"].labels.tolist()
+    assert whole is (not shuffle)  # in their order, too
     for split, evaluated in (("val", module.val_dataloader()), ("test", module.test_dataloader())):
         images, labels = map(torch.cat, zip(*evaluated, strict=True))
         assert torch.equal(images, conversion(module.sets[split].images))
         assert torch.equal(labels, module.sets[split].labels)
-
-
-def test_without_shuffling_the_images_come_in_their_order_and_whole():
-    module = ranks.Numbered(50, batch_size=7, shuffle=False)
-    module.setup("fit")
-    expected = ResidentLoader(
-        module.sets["train"],
-        batch_size=7,
-        normalize=Normalize(module.mean, module.std),
-        seed=42,
-        augment=True,
-        flip=True,
-        cutout=0,
-    )
-    for batch, expected_batch in zip(module.train_dataloader(), expected, strict=True):
-        assert all(map(torch.equal, batch, expected_batch))
-    assert sum(labels_of(expected), []) == module.sets["train"].labels.tolist()
 
 
 class Counted(ranks.Numbered):

@@ -6,15 +6,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow
 import pytest
-import pytorch_lightning as pl
 import torch
-from own_fits import Sees, StopsAt, Untested, short_trainer
+from own_fits import Sees, StopsAt, short_trainer
 from own_trainer import Classifier, Noisy
 from torch.utils.data import DataLoader, default_collate
-from torchmetrics import MeanMetric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops
 
@@ -150,48 +146,6 @@ def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str):
         assert resumed.changing().noise == alone.changing().noise < 1
 
 
-class Stored(torch.utils.data.Dataset):
-    """Samples in a table, which no checkpoint holds."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.rows = pyarrow.table({"x": values.tolist()})
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int):
-        return torch.tensor([self.rows["x"][index].as_py(), 1.0]), torch.tensor([index % 2.0])
-
-
-class Redrawn(Untested):
-    """Draws its data when Lightning asks for it; they depend on what training has changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = 1.0
-
-    def train_dataloader(self):
-        return DataLoader(Stored(self.level * torch.rand(16)), 4, shuffle=True)
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.level *= 0.99
-
-
-@pytest.mark.slow
-def test_data_that_are_made_anew_while_training_are_as_they_were(tmp_path: Path, capfd):
-    """Within an epoch those of the epoch in which they were made, at its end new ones."""
-    model = Redrawn()
-    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
-    short_trainer(tmp_path / "alone", **options).fit(alone := copy.deepcopy(model))
-    for place in ((1, 3), (3, 1)):
-        with pytest.raises(SystemExit):
-            short_trainer(tmp_path / "run", StopsAt(*place), **options).fit(copy.deepcopy(model))
-    short_trainer(tmp_path / "run", **options).fit(resumed := copy.deepcopy(model))
-    assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
-    assert resumed.level == alone.level
-    assert "warning: resumed" not in capfd.readouterr().out
-
-
 class Adding(Classifier):
     """It keeps the mean of its losses at an object of Lightning's or torch's, and trains by it."""
 
@@ -301,103 +255,3 @@ def test_an_iterator_of_ones_own_is_reported_and_left_alone(tmp_path: Path, capf
         r"^warning: (.*) and no checkpoint can hold", capfd.readouterr().out, re.M
     )
     assert warnings == ["model.batches is a _MultiProcessingDataLoaderIter,"] * 2
-
-
-class Beside(Untested):
-    """Trains by what it keeps beside its weights and its optimizer's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()), persistent=False)
-        self.register_buffer("saved", torch.zeros(()))
-        self.teacher = [torch.nn.Linear(2, 1), torch.nn.LazyLinear(1)]
-        self.mean = MeanMetric()
-        self.tracker = MetricTracker(MeanMetric(), maximize=False)
-        self.scale = torch.nn.Parameter(torch.ones(()))  # no optimizer has it
-
-    def on_train_epoch_start(self) -> None:
-        self.tracker.increment()
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx) * self.scale
-        with torch.no_grad():
-            self.seen += 1
-            self.saved += 2
-            self.teacher[0].weight.mul_(0.9).add_(self.network[0].weight.mean(0))
-            self.mean(loss)
-            self.tracker(loss)
-            kept = self.seen + self.saved + self.teacher[0].weight.sum() + self.mean.compute()
-            kept += self.tracker.compute_all().sum()
-            kept += 0 if self.scale.grad is None else self.scale.grad
-        return loss * (1 + 0.01 * kept)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.network.parameters(), 0.05)
-
-
-@pytest.mark.slow
-def test_what_a_model_keeps_beside_its_weights_is_as_it_was(tmp_path: Path):
-    options = {"max_epochs": 2, "limit_train_batches": 4}
-    resumed, alone = resumed_and_alone(tmp_path, Beside(), (1, 1), **options)
-    weights = zip(resumed.network.parameters(), alone.network.parameters(), strict=True)
-    assert all(torch.equal(*each) for each in weights)
-    assert resumed.seen == alone.seen == 8 and resumed.saved == 16
-    assert torch.equal(resumed.teacher[0].weight, alone.teacher[0].weight)
-    assert resumed.tracker.n_steps == 2 and resumed.mean.compute() == alone.mean.compute()
-    assert torch.equal(resumed.tracker.compute_all(), alone.tracker.compute_all())
-    assert torch.equal(resumed.scale.grad, alone.scale.grad)
-
-
-class Harder(torch.utils.data.Sampler):
-    """Draws an epoch at its start, by weights that training changes meanwhile.
-
-    It shares the model's generator.
-    """
-
-    def __init__(self, model: pl.LightningModule) -> None:
-        self.weights = np.ones(43)
-        self.model = model
-
-    def __len__(self) -> int:
-        return 43
-
-    def __iter__(self):
-        probabilities = self.weights / self.weights.sum()
-        return iter(self.model.draws.choice(43, 43, p=probabilities).tolist())
-
-
-class Mining(Classifier):
-    """A model that draws more of what has a large loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.draws = np.random.default_rng(3)
-        self.seen = 0
-        self.sampler = Harder(self)
-
-    def train_dataloader(self):
-        return DataLoader(Noisy(), self.batch_size, sampler=self.sampler)
-
-    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
-        self.seen += 1
-        loss = outputs["loss"].item()
-        self.sampler.weights[4 * batch_idx] += self.seen * loss * self.draws.random()
-
-
-@pytest.mark.slow
-def test_what_training_changes_in_a_sampler_counts_for_the_next_epoch(tmp_path: Path):
-    """A training is stopped as an epoch begins, within it and at its end."""
-    places = (0, 0), (0, 7), (0, 10)
-    resumed, alone = resumed_and_alone(tmp_path, Mining(), *places)
-    assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
-    assert (resumed.sampler.weights == alone.sampler.weights).all()
-    assert resumed.seen == alone.seen == 33 and resumed.draws.random() == alone.draws.random()
-
-
-@pytest.mark.slow
-def test_lightnings_profiler_sees_the_loader(tmp_path: Path):
-    profiler = pl.profilers.SimpleProfiler()
-    trainer = short_trainer(tmp_path, profiler=profiler)
-    trainer.fit(Classifier())
-    waits = profiler.recorded_durations["[EpochLoop].train_dataloader_next"]
-    assert len(waits) >= trainer.num_training_batches

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +20,6 @@ import psutil
 import pytest
 import warm
 from containers import ROOT
-from pytorch_lightning.loggers import MLFlowLogger
-
-from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.drill.drilled_run import Drilled
 
 pytestmark = pytest.mark.slow
 
@@ -144,15 +139,6 @@ def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first_differe
     assert completed.stdout.endswith(f"NOT identical: {only}\n")
 
 
-def test_a_drill_logs_to_no_server(tmp_path: Path):
-    settings = {"folder": tmp_path, "reached": tmp_path, "epochs": 1, "steps": 1}
-    drilled = Drilled(settings | {"moment": None, "workers": None})
-    logger = MLFlowLogger.__new__(MLFlowLogger)  # its package is not installed here
-    trainer = types.SimpleNamespace(loggers=[logger])
-    with pytest.raises(UserError, match="MLFlowLogger: a drill would log to its server, too"):
-        drilled.setup(trainer, None, "fit")
-
-
 OWN_TRAINER = """
 import sys
 from queue import Queue
@@ -204,75 +190,6 @@ def test_a_script_with_a_trainer_of_its_own(desk: Desk, arguments, status, messa
     assert completed.returncode == status and message in completed.stdout, completed.stdout
 
 
-WRONG = {
-    "fails": (
-        "Failing",
-        [],
-        "fails with exit status 1: error: RuntimeError: the third moon is in the wrong house",
-    ),
-    "without checkpoints": (
-        "Model",
-        ["--trainer.enable_checkpointing=false"],
-        "trains without checkpoints to continue from; leave out",
-    ),
-    "another folder": (
-        "Model",
-        [
-            "--trainer.callbacks=inexact.Elsewhere",
-            "--trainer.callbacks.dirpath=/home/me/checkpoints",
-        ],
-        "Elsewhere: found dirpath=/home/me/checkpoints, to which a drill would write, too",
-    ),
-}
-
-
-@pytest.mark.parametrize(("model", "flags", "reason"), WRONG.values(), ids=WRONG)
-def test_why_it_cannot_be_drilled_is_one_line(desk: Desk, model, flags, reason):
-    completed = desk.train(model, "Data", flags=flags)
-    *_, last_line = completed.stdout.splitlines()
-    assert (
-        completed.returncode == 1
-        and last_line.startswith("error: the command")
-        and reason in last_line
-    ), completed.stdout
-
-
-def test_a_program_that_does_not_train_with_us(desk: Desk):
-    (desk.folder / "hello.py").write_text("print('hello')\n")
-    completed = desk.drill("--", "python", "hello.py")
-    assert (
-        completed.returncode == 1
-        and "trained nothing with ExactResume; expected" in completed.stdout
-    )
-    completed = desk.drill("--", "./nowhere")
-    assert (
-        completed.returncode == 1
-        and "error: ./nowhere: cannot be started (No such file or directory)" in completed.stdout
-    )
-
-
-SIGNALS = {
-    "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
-    "continues": (
-        "Deaf",
-        "stop-in-validation",
-        "NOT STOPPED: in spite of SIGTERM it continued to its end",
-    ),
-    "fails on resume": (
-        "FailsOnResume",
-        "kill-in-validation",
-        "FAILS when it is started again, with exit status 1",
-    ),
-}
-
-
-@pytest.mark.parametrize(("model", "only", "verdict"), SIGNALS.values(), ids=SIGNALS)
-def test_what_does_not_come_back_is_said(desk: Desk, model, only, verdict):
-    completed = desk.train(model, "Data", f"--only={only}", "--timeout=15")
-    assert completed.returncode == 1 and verdict in completed.stdout, completed.stdout
-    assert completed.stdout.endswith(f"NOT identical: {only}\n")
-
-
 def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
     """docs/drill.md: its program, its command, and its output, except the seconds."""
     (desk.folder / "my_train.py").write_text(PROGRAM)
@@ -281,17 +198,6 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
     completed = warm.run([sys.executable, *command], desk.folder, desk.environment)
     output = re.sub(r"epochs, \d+ s", "epochs, 6 s", completed.stdout)
     assert completed.returncode == 0 and output == OUTPUT, completed.stdout
-
-
-@pytest.mark.thorough  # a program of a user's own is above
-def test_our_own_example_is_identical(desk: Desk):
-    flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
-    program = str(ROOT / "app/train.py")
-    completed = desk.drill(
-        "--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags
-    )
-    assert completed.returncode == 0, completed.stdout
-    assert "not drilled: another number of data workers: " in completed.stdout
 
 
 def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
@@ -394,15 +300,6 @@ def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
     assert process.returncode == 128 + number
     assert not any(runs(int(pid)) for pid in pids_file.read_text().split())
     assert not list(desk.temporary.iterdir())
-
-
-def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
-    (desk.folder / "sleeper.py").write_text(SLEEPER)
-    completed = desk.drill("--timeout=3", "--", "python", "sleeper.py", "told")
-    assert (
-        completed.returncode == 1
-        and "error: the command, left alone, had not ended after 3 s" in completed.stdout
-    )
 
 
 @pytest.mark.thorough  # one rank is above

@@ -188,38 +188,6 @@ def test_who_shares_the_samples_out_is_said(tmp_path: Path, loader_name, says):
         assert ended[0].output.count("warning: ") == bool(says) and says in ended[0].output
 
 
-def fit_a_sharded_channel(own_sampler: bool) -> str:
-    """Train two hosts of one rank each, whose channel is divided over the hosts."""
-    environment = SageMakerEnvironment(
-        hosts=("algo-1", "algo-2"),
-        current_host=f"algo-{1 + int(os.environ['RANK'])}",
-        sharded_channels=frozenset({"training"}),
-    )
-    trainer = pl.Trainer(
-        num_nodes=2,
-        accelerator="cpu",
-        strategy="ddp",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        use_distributed_sampler=not own_sampler,
-        callbacks=[ExactResume("../run", seed=1, environment=environment)],
-    )
-    trainer.fit(Untested(), DataLoader(Noisy(), 4))
-    return ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own_sampler", [False, True])
-def test_a_sharded_channel_that_all_ranks_share_is_said(tmp_path: Path, own_sampler):
-    """A host would train on a part of its own samples, and no line would say so."""
-    ended = ranks.run(fit_a_sharded_channel, own_sampler, nodes=[1, 1], folder=tmp_path)
-    assert not ended[0].error and not ended[1].error, ended[0].output
-    says = "files of the channel training (ShardedByS3Key), and all 2 ranks share"
-    assert ended[0].output.count(says) == (not own_sampler), ended[0].output
-    assert says not in ended[1].output
-
-
 def test_a_copy_is_one_of_its_own(tmp_path: Path):
     """Some users make callbacks once, and copy them for each trainer."""
     resume = ExactResume(tmp_path, seed=3, keep=5)

@@ -21,7 +21,16 @@ from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher, _Prefet
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.utilities import CombinedLoader
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    saved,
+    trainer,
+    training,
+    weights,
+)
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from sagemaker_lightning.contract.errors import UserError
@@ -59,7 +68,7 @@ def alone(tmp_path_factory) -> SimpleNamespace:
         ("stop batch 0:0", 1, "batch", "the state is as it was saved, and the next batch the one"),
         ("stop validation 0:1", 2, "validation", "the state is as it was saved, and the next "),
         ("stop batch 0:3", 4, "validation", "the state is as it was saved"),
-        ("stop end 0", 4, "epoch", "the state is as it was saved"),
+        ("stop end 0", 4, "epoch", "the state is as it was saved; no step after it is known that"),
         ("fails batch 1:2", 4, "epoch", "the next 2 steps are those of the interrupted run, bit"),
     ],
 )
@@ -221,11 +230,7 @@ class Streaming(Noted):
 
 
 def test_a_stream_that_was_read_to_its_end_begins_anew(tmp_path, capfd):
-    trainer(tmp_path / "alone").fit(alone := Streaming())
-    as_in_a_new_process()
-    with interrupted():
-        trainer(tmp_path / "run").fit(Streaming("batch 1:1"))
-    trainer(tmp_path / "run").fit(again := Streaming())
+    alone, again = alone_and_resumed(training(Streaming), tmp_path, "batch 1:1")
     assert again.validated == alone.validated == 8
     assert "differ" not in capfd.readouterr().out
 
@@ -251,8 +256,8 @@ class Telling(Noted):
         workers: Number of data workers.
     """
 
-    def __init__(self, *moments: str, workers: int = 0) -> None:
-        super().__init__(*moments)
+    def __init__(self, stop: str = "", workers: int = 0) -> None:
+        super().__init__(stop)
         self.workers = workers
         self.seen = []
 
@@ -270,11 +275,7 @@ class Telling(Noted):
 @pytest.mark.parametrize("moment", ["batch 0:1", "batch 0:4", "end 0", "batch 1:2"])
 def test_a_sampler_that_follows_the_training_continues(tmp_path, moment):
     """It is asked for a batch once the one before it was trained on, as with Lightning alone."""
-    trainer(tmp_path / "alone").fit(alone := Telling())
-    as_in_a_new_process()
-    with interrupted():
-        trainer(tmp_path / "run").fit(Telling(moment))
-    trainer(tmp_path / "run").fit(again := Telling())
+    alone, again = alone_and_resumed(training(Telling), tmp_path, moment)
     assert again.seen == alone.seen
     assert alone.seen[:8] == list(range(8))
 
@@ -447,35 +448,6 @@ def test_what_is_made_with_the_data_is_made_again(tmp_path, checks):
     trainer(tmp_path, **options).fit(model := Deriving(2.0))
     assert torch.equal(model.anchor, first.anchor)
     assert model.mean == model.spread == 2.0
-
-
-class Validating(Noted):
-    """Is asked for its validation data, of one number, when it validates."""
-
-    def __init__(self, number: float, stop: str = "") -> None:
-        super().__init__(stop)
-        self.text = str(number)
-
-    def val_dataloader(self):
-        assert not self.trainer.training
-        return DataLoader(TensorDataset(torch.full((2, 2), float(self.text))), 2)
-
-
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        (1.0, "resumed at step 2: the state is as it was saved"),
-        (2.0, "on rank 0, the numbers in val.0.dataset.tensors differ"),
-    ],
-)
-def test_validation_data_are_compared_before_the_next_validation(tmp_path, capfd, number, says):
-    """The check before training had them made; the next validation is in another epoch."""
-    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 1}
-    with interrupted():
-        trainer(tmp_path, **options).fit(Validating(1.0, "batch 0:1"))
-    capfd.readouterr()
-    trainer(tmp_path, **options).fit(Validating(number))
-    assert says in capfd.readouterr().out
 
 
 def test_validation_data_are_made_when_they_are_needed(tmp_path):

@@ -522,29 +522,6 @@ def test_weights_of_another_form_end_the_run_with_a_line(interrupted_run, values
         Run(run).fit()
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        ("object", None, {"class": "os._wrap_close", "names": []}, [], None),
-        ("array", None, [10**13], [], None),
-        ("bytes", None, "bytearray", [], 10**12),
-        ("deque", None, "long", [], None),
-        ("nothing", None, None, [], None),
-    ],
-)
-def test_an_object_is_what_its_node_says_or_the_run_ends_with_a_line(
-    interrupted_run, bounded, node
-):
-    run = interrupted_run()
-    forge(
-        run,
-        lambda content: set_of_callback(content, "Naming", {"epochs": add_node(content, *node)}),
-    )
-    with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
-        Run(run).fit()
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
-
-
 def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):
     run = interrupted_run()
 

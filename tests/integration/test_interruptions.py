@@ -1,6 +1,5 @@
 """Runs that are killed at any moment end with the weights of an uninterrupted run."""
 
-import json
 import os
 import random
 import re
@@ -98,57 +97,20 @@ class Run:
 
 
 EMA = ["--trainer.callbacks=interruptible.Average"]
-EARLY_STOPPING = [
-    "--trainer.callbacks=EarlyStopping",
-    "--trainer.callbacks.monitor=val_loss",
-    "--trainer.callbacks.patience=1",
-]
+# results/zoo.md has more.
 CONFIGURATIONS = {
     "a step at a time": [],
     "two workers": ["--data.num_workers=2"],
-    "a worker that stays": [
-        "--data.num_workers=1",
-        "--data.persistent=true",
-        "--model.schedule=step",
-    ],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=2"],
-    "two validations an epoch": ["--trainer.val_check_interval=0.5"],
     "a validation every seven batches": [
         "--trainer.val_check_interval=7",
         "--trainer.check_val_every_n_epoch=null",
     ],
-    "a plateau": ["--model.schedule=plateau", "--trainer.max_epochs=4"],
-    "an average of the weights": EMA,
-    "mixed precision": ["--trainer.precision=bf16-mixed", "--trainer.deterministic=true"],
-    "a rate for each step": [
-        "--optimizer=SGD",
-        "--optimizer.lr=0.1",
-        "--lr_scheduler=sagemaker_lightning.Triangle",
-    ],
-    "early stopping": [*EARLY_STOPPING, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
 }
 
 
-# Each of the others is one of the zoo's configurations, too (results/zoo.md).
-ALWAYS_RUN = (
-    "a step at a time",
-    "two workers",
-    "accumulated gradients",
-    "a validation every seven batches",
-)
-
-
 @pytest.mark.parametrize(
-    ("seed", "flags"),
-    [
-        pytest.param(
-            seed,
-            CONFIGURATIONS[name],
-            marks=() if name in ALWAYS_RUN else pytest.mark.soak,
-            id=name,
-        )
-        for seed, name in enumerate(CONFIGURATIONS)
-    ],
+    ("seed", "flags"), enumerate(CONFIGURATIONS.values()), ids=list(CONFIGURATIONS)
 )
 def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     """Random ones: steps that were done twice have the same results.
@@ -256,35 +218,6 @@ def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, hook, flag):
     assert run.steps == 0
 
 
-def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
-    flags = [*EMA, "--model.val_sleep=0.4", "--trainer.max_epochs=2"]
-    flags.append("--trainer.num_sanity_val_steps=0")
-    uninterrupted = Run(tmp_path / "whole", flags)
-    run = Run(tmp_path / "run", flags)
-    uninterrupted.finish()
-    validation_started = []
-
-    def in_validation() -> bool:
-        if run.steps >= 11 and not validation_started:
-            validation_started.append(time.monotonic())
-        return (
-            bool(validation_started) and time.monotonic() > validation_started[0] + 0.9
-        )  # of its 2 seconds
-
-    assert run.interrupt(signal.SIGTERM, in_validation) == 143
-    assert "interrupted, resume from step 11: SIGTERM" in run.output
-    assert '"val", 0' not in (tmp_path / "run/events-0.jsonl").read_text()
-    run.finish()
-    assert run.result == uninterrupted.result
-
-
-def test_the_number_of_workers_changes_nothing(tmp_path: Path):
-    runs = [Run(tmp_path / str(number), [f"--data.num_workers={number}"]) for number in (0, 2)]
-    for run in runs:
-        run.finish()
-    assert runs[0].result == runs[1].result
-
-
 def points(folder: Path) -> list[tuple]:
     """Return the values in TensorBoard's files, however many they are: (tag, step, value).
 
@@ -315,27 +248,6 @@ def test_one_continuous_curve(tmp_path: Path):
     assert [path.name for path in (tmp_path / "run" / board).iterdir()] == ["version_0"]
 
 
-@pytest.mark.thorough  # in a folder, above; live on S3: test_live_outputs.py
-def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
-    """A server that speaks S3's protocol: moto's."""
-    flags = ["--logger.flush_secs=1"]
-    runs = []
-    for name in ("whole", "run"):
-        runs.append(Run(tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
-        runs[-1].variables = bucket.variables
-    runs[0].finish()
-    runs[1].interrupt(signal.SIGKILL, lambda: runs[1].steps >= 16)
-    runs[1].interrupt(signal.SIGTERM, lambda: runs[1].steps >= 24)
-    runs[1].finish()
-    curves = []
-    for name in ("whole", "run"):
-        for key in filter(lambda key: "tfevents" in key, bucket.keys(name)):
-            bucket.download(key, tmp_path / "downloaded" / key)
-        curves.append(sorted(map(str, points(tmp_path / "downloaded" / name / "lightning_logs"))))
-        assert len(list((tmp_path / "downloaded" / name / "lightning_logs").iterdir())) == 1
-    assert curves[0] and curves[0] == curves[1]
-
-
 def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
     # The first checkpoint is the best one, as the loss goes down.
     flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]
@@ -353,68 +265,6 @@ def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
     assert "resuming from step" in output
     assert not re.search("^warning: (?!events-0.jsonl is appended to)", output, re.MULTILINE)
     assert run.result == uninterrupted.result
-
-
-def flip(file: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 4
-    file.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("mode", "lose", "problem"),
-    [
-        ("max", Path.unlink, "is missing"),  # of the first epoch
-        ("min", flip, "is damaged: its checksum does not match"),  # of the last
-    ],
-)
-def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode, lose, problem):
-    """It continues from a checkpoint that does not tell of it, and makes it again."""
-    flags = [
-        "--checkpoint.monitor=val_loss",
-        f"--checkpoint.mode={mode}",
-        "--resume.every_n_steps=4",
-        "--resume.keep=50",
-    ]
-    uninterrupted = Run(tmp_path / "whole", flags)
-    run = Run(tmp_path / "run", flags)
-    uninterrupted.finish()
-    run.interrupt(signal.SIGKILL, lambda: run.steps >= uninterrupted.steps * 0.9)
-    copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
-    newest = max(copies)  # best-epoch=N-...
-    lose(copies[newest])
-    assert newest.startswith("best-epoch=0" if mode == "max" else "best-epoch=1")
-    output = run.finish()
-    assert (
-        f"refers to {newest}, the best model, which {problem}; it is skipped" in output
-        and "resuming from" in output
-    )
-    assert run.result == uninterrupted.result
-    assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
-
-
-def test_a_damaged_best_model_that_cannot_be_made_again_is_not_used(tmp_path: Path):
-    """The last one is written, which the log and model.json say."""
-    run = Run(
-        tmp_path / "run",
-        ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max", "--resume.keep=1"],
-    )
-    run.finish()
-    described = json.loads((tmp_path / "run/output/model/model.json").read_text())
-    (best,) = (tmp_path / "run").rglob("best-*.ckpt")
-    assert described["best_model"] == best.name and best.name.startswith("best-epoch=0")
-    flip(best)
-    output = run.finish()
-    assert (
-        f"warning: {best}, the best model, is damaged: its checksum does not match; "
-        "the last one is written"
-    ) in output
-    assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
-    last = max((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
-    last_weights = torch.load(last, weights_only=True)["state_dict"]
-    model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
-    assert all(torch.equal(model[name], last_weights[f"network.{name}"]) for name in model)
 
 
 def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
@@ -461,29 +311,6 @@ def test_a_checkpoint_of_another_run_is_an_error_that_names_what_differs(tmp_pat
     )
 
 
-def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
-    uninterrupted = Run(tmp_path / "whole", [])
-    run = Run(tmp_path / "run", ["--resume.every_n_steps=5"])
-    uninterrupted.finish()
-    run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
-    files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
-    assert len(files) == 3
-    flip(files[-1])
-    output = run.finish()
-    assert f"{files[-1].name} is damaged: its checksum does not match; it is skipped" in output
-    assert f"resuming from step {int(files[-2].name[5:14])}" in output
-    assert run.result == uninterrupted.result
-    for path in (tmp_path / "run/output/data/checkpoints").glob("*.ckpt"):
-        path.write_bytes(b"nothing")
-    process = run.start()
-    process.wait(HANG_SECONDS)
-    assert process.returncode == 1
-    assert (
-        "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that every "
-        "host has intact" in run.output
-    )
-
-
 def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
     """People who know Lightning find what they expect."""
     run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
@@ -503,35 +330,3 @@ def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
     )
     trainer.fit(model, interruptible.Data(), ckpt_path=last)
     assert trainer.global_step == 22 and trainer.current_epoch == 2
-
-
-def test_what_could_not_be_read_again_is_said_at_the_first_checkpoint(tmp_path: Path):
-    run = Run(tmp_path / "run", ["--model=interruptible.Unreadable"])
-    process = run.start()
-    process.wait(HANG_SECONDS)
-    assert process.returncode == 1 and run.steps == 11  # an epoch, with which it is saved
-    assert (
-        "error: a checkpoint of this run could not be read again: "
-        "thing is a builtins.object (on_save"
-    ) in run.output
-
-
-def test_a_full_disk_costs_no_training(tmp_path: Path):
-    """A limit on files' sizes stands for the full disk; the best model's file fails, too."""
-    uninterrupted = Run(tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
-    uninterrupted.finish()
-    run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])
-    assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
-    output = run.finish(LIMIT_FILES="7000")
-    assert "warning: training continues, but no checkpoint could be written" in output
-    assert "warning: the training is done, and no checkpoint could be written" in output
-    assert run.result[1] == uninterrupted.result[1]
-    assert (
-        "best-epoch=1-step=22.ckpt could not be written (File too large); the best model is still "
-        in output
-    )
-    best = torch.load(
-        tmp_path / "run/output/data/checkpoints/best-epoch=0-step=11.ckpt", weights_only=True
-    )
-    model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
-    assert all(torch.equal(model[name], best["state_dict"][f"network.{name}"]) for name in model)

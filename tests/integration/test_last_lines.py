@@ -14,8 +14,6 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import Interrupted
 
-from app import train
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
@@ -123,19 +121,3 @@ def test_the_folders_of_all_loggers_are_warned_of(tmp_path, monkeypatch, capsys)
         assert [line.split(": ")[1].removeprefix("--") for line in lines] == [
             folder.replace("mine", "trainer.logger.save_dir=mine") for folder in folders
         ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flag", "what"), [("logger.save_dir", "logs"), ("resume.dirpath", "checkpoints")]
-)
-def test_a_folder_that_cannot_be_written_is_named_before_the_training(
-    tmp_path, monkeypatch, capfd, flag, what
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    with pytest.raises(SystemExit):
-        train.main([f"--{flag}=/proc/nope", "--trainer.max_epochs=1"])
-    output = "".join(capfd.readouterr())
-    assert f"error: /proc/nope: {what} cannot be written there" in output
-    assert "Epoch" not in output and "loss=" not in output

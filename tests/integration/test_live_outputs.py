@@ -92,10 +92,8 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
 
 
 def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
-    """Logging does not upload the whole file at each step.
-
-    Each flush on S3 writes a new object with all that was ever logged, and training would wait for
-    it.
+    """Each flush on S3 writes a new object with all that was ever logged, and training would wait
+    for it.
     """
     for name, value in bucket.variables.items():
         monkeypatch.setenv(name, value)

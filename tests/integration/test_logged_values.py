@@ -1,7 +1,6 @@
 """What loggers and progress have logged, after a resume."""
 
 import contextlib
-import copy
 import csv
 from pathlib import Path
 
@@ -11,10 +10,7 @@ import pytest
 import pytorch_lightning as pl
 from own_fits import PressCtrlC, Stops, Untested, short_trainer
 from own_trainer import Classifier
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-
-from sagemaker_lightning.callbacks.loggers.tensorboard_events import read_events
-from sagemaker_lightning.resume.same_run import earlier_fits
+from pytorch_lightning.loggers import CSVLogger, Logger
 
 
 def rows_of(folder: Path) -> str:
@@ -75,39 +71,6 @@ def test_the_batches_of_validations_are_counted_on(tmp_path: Path, every: int):
     values = csv.DictReader(rows.splitlines())
     numbers = [int(row["step"]) for row in values if row["val_loss_step"]]
     assert max(numbers) == (7 if every else 15)
-
-
-@pytest.mark.slow
-def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatch):
-    """Even if the second one has to begin again, from the first one's checkpoint."""
-
-    def train(folder: Path, until: int) -> None:
-        monkeypatch.setattr(earlier_fits, "_finished", {})  # as in a new process
-        used = [CSVLogger(folder / "logs"), TensorBoardLogger(folder / "events", version=0)]
-        trainer = short_trainer(folder / "run", logger=used, log_every_n_steps=1)
-        pl.seed_everything(3)
-        model = Classifier()
-        trainer.fit(model)
-        trainer.test(model, verbose=False)
-        used[0].log_metrics({"by hand": 1.0}, 7)
-        trainer.fit_loop.max_epochs = 2
-        trainer.callbacks.insert(0, Stops(until))
-        trainer.fit(model)
-
-    train(tmp_path / "alone", until=0)
-    with pytest.raises(SystemExit):
-        train(tmp_path / "run", until=14)
-    (tmp_path / "run/run/step-000000014.ckpt").unlink()
-    train(tmp_path / "run", until=0)
-    content = rows_of(tmp_path / "run/logs")
-    assert content == rows_of(tmp_path / "alone/logs")
-    rows = list(csv.DictReader(content.splitlines()))
-    assert [row["step"] for row in rows if row["by hand"]] == ["7"]
-    assert [row["step"] for row in rows if row["val_loss"]] == ["10", "11", "21"]
-    files = (tmp_path / "run/events").rglob("*tfevents*")
-    points = sorted(point for file in files for point in read_events(file.read_bytes()))
-    assert [step for tag, step, _ in points if tag == "train_loss_step"] == list(range(22))
-    assert [step for tag, step, _ in points if tag == "val_loss"] == [10, 11, 21]
 
 
 class History(Logger):
@@ -183,16 +146,3 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
         "CSVLogger: this run logs to version 1, the interrupted run logged to version 0"
         in capfd.readouterr().out
     )
-
-
-@pytest.mark.slow
-def test_the_mean_of_an_epoch_is_of_all_its_batches(tmp_path: Path):
-    model = Classifier()
-    alone = short_trainer(tmp_path / "alone")
-    alone.fit(copy.deepcopy(model))
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path / "run", PressCtrlC(1, batch=7)).fit(copy.deepcopy(model))
-    resumed = short_trainer(tmp_path / "run")
-    resumed.fit(model)
-    assert resumed.callback_metrics == alone.callback_metrics
-    assert "train_loss_epoch" in resumed.callback_metrics

@@ -70,17 +70,3 @@ def test_own_loggers_have_one_curve(tmp_path: Path):
     assert curves(run.folder) == expected
     run.finish()  # the run has already finished
     assert curves(run.folder) == expected
-
-
-@pytest.mark.slow
-def test_a_log_that_is_lost_is_said(tmp_path: Path):
-    run = Run(tmp_path, *FLAGS)
-    assert run.start(STOP_AT="1:5") == 143
-    file = tmp_path / "logs/lightning_logs/version_0/metrics.csv"
-    file.unlink()
-    run.finish()
-    assert (
-        "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap"
-        in run.output
-    )
-    assert "later" in file.read_text().splitlines()[0]

@@ -308,27 +308,6 @@ def test_parts_are_merged_far_from_a_checkout(tmp_path: Path, training):
     assert (tmp_path / "merged/scores.npy").is_file()
 
 
-PROGRAM = """
-import pytorch_lightning as pl
-from pytorch_lightning.demos.boring_classes import BoringModel
-from sagemaker_lightning import ExactResume
-pl.seed_everything(1)
-options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-options |= {"max_epochs": 3, "accelerator": "cpu", "callbacks": [ExactResume("checkpoints")]}
-pl.Trainer(**options).fit(BoringModel())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.thorough  # in the checkout: test_drill.py
-def test_a_program_is_drilled_far_from_a_checkout(tmp_path: Path, training):
-    (tmp_path / "mine.py").write_text(PROGRAM)
-    words = ["--only=kill-in-epoch", "--", "python", "mine.py"]
-    completed = run_in(tmp_path, training, "sagemaker-lightning-drill", *words)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert "identical: 1 interruption" in completed.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_job_is_rehearsed_far_from_a_checkout(tmp_path: Path, desk, training, monkeypatch):

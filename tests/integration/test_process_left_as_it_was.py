@@ -1,7 +1,6 @@
 """Trainings with ExactResume in a process of somebody else's: signals, threads, what is left."""
 
 import contextlib
-import copy
 import gc
 import logging
 import os
@@ -37,12 +36,11 @@ from torch.utils.data import DataLoader
 
 import sagemaker_lightning
 from sagemaker_lightning import (
-    ExactResume,
     UserError,
     report_failures,
 )
 from sagemaker_lightning.compat import versions
-from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import signals
 from sagemaker_lightning.resume.files import folder_lock
@@ -63,33 +61,6 @@ def installed_handlers() -> list:
     signal.set_wakeup_fd(fd)
     signal_handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     return [*signal_handlers, fd, {thread.name for thread in threading.enumerate()} - OTHERS]
-
-
-@pytest.mark.slow
-def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
-    """This holds after a failure, and if a wakeup descriptor for signals is set."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    handlers_without_pipe = installed_handlers()
-    signal.set_wakeup_fd(writing)
-    try:
-        handlers = installed_handlers()
-        short_trainer(tmp_path / "a").fit(Classifier())
-        assert installed_handlers() == handlers
-        with pytest.raises(RuntimeError):
-            os.environ["FAIL_AT"] = "0:2"
-            short_trainer(tmp_path / "b").fit(Classifier())
-        assert installed_handlers() == handlers
-        del os.environ["FAIL_AT"]
-        with pytest.raises(SystemExit):
-            short_trainer(tmp_path / "c", PressCtrlC(1)).fit(Classifier())
-        assert installed_handlers() == handlers and os.read(reading, 1) == bytes([signal.SIGINT])
-    finally:
-        os.environ.pop("FAIL_AT", None)
-        signal.set_wakeup_fd(-1)
-        os.close(reading)
-        os.close(writing)
-    assert installed_handlers() == handlers_without_pipe
 
 
 def process_state() -> dict[str, object]:
@@ -246,34 +217,6 @@ def test_a_mistake_is_not_taken_for_an_effect_of_a_signal(tmp_path: Path):
         short_trainer(tmp_path, FailsAfterSignal(UserError("--a: found 1"))).fit(Untested())
 
 
-@pytest.mark.slow
-def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_continues(tmp_path: Path, capfd):
-    """The kernel of a notebook lives on; fit is called on the same trainer or a new one."""
-    expected = Classifier()
-    state = copy.deepcopy(expected.state_dict())
-    short_trainer(tmp_path / "alone").fit(expected)
-    presses = PressCtrlC(1)
-    trainer = short_trainer(tmp_path / "run", presses)
-    for next_trainer in (trainer, short_trainer(tmp_path / "run")):
-        model = Classifier()
-        model.load_state_dict(state)
-        if next_trainer is trainer:
-            with pytest.raises(SystemExit) as stopped:
-                trainer.fit(model)
-            assert stopped.value.code == 130 and presses.ran == 3
-        else:
-            next_trainer.fit(model)
-    output = "".join(capfd.readouterr())
-    assert (
-        "interrupted, resume from step 4: SIGINT; " in output
-        and "stopping at the end of this batch" in output
-    )
-    assert all(
-        torch.equal(weight, expected.state_dict()[name])
-        for name, weight in model.state_dict().items()
-    )
-
-
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     presses = PressCtrlC(2)
     handlers = installed_handlers()
@@ -338,19 +281,6 @@ def test_a_training_that_fails_leaves_no_file_open_and_no_folder_locked(tmp_path
     assert open_files[0] == open_files[1]
 
 
-def test_a_training_that_is_not_exact_leaves_the_signals_to_lightning(tmp_path: Path, capfd):
-    class Sees(pl.Callback):
-        def on_train_batch_start(self, *_):
-            stops.append(resume.stop)
-
-    stops = []
-    resume = ExactResume(tmp_path, exact=False)
-    trainer = short_trainer(tmp_path, callbacks=[Sees(), resume], limit_train_batches=1)
-    trainer.fit(Untested())
-    assert stops == [None] and saved_steps(tmp_path) == []
-    assert "this run is trained and saved as Lightning does; " in capfd.readouterr().out
-
-
 def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
     handlers = installed_handlers()
     thread = threading.Thread(target=lambda: short_trainer(tmp_path).fit(Classifier()))
@@ -373,29 +303,6 @@ def test_who_loses_sigterm_is_known(handler: str, says: bool):
         assert shutdown.loses_sigterm(process.pid) == (name if says else "")
         process.stdin.close()
     assert shutdown.loses_sigterm(process.pid) == ""
-
-
-@pytest.mark.slow
-def test_a_strategy_that_copies_the_process_is_one_line(tmp_path: Path, monkeypatch, capfd):
-    monkeypatch.setattr(reporting, "_shows_exceptions", lambda: False)
-    monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.delenv("MASTER_PORT")  # Lightning sets it; it is unset again at the end
-    with pytest.raises(SystemExit) as ended, report_failures():
-        short_trainer(tmp_path, devices=2, strategy="ddp_fork").fit(Classifier())
-    output = capfd.readouterr().err.splitlines()
-    assert ended.value.code == 1 and "Traceback (most recent call last):" not in output
-    assert output[-1].startswith(
-        "error: Trainer(strategy=...): found DDPStrategy, which copies this process"
-    )
-
-
-def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
-    resume = ExactResume(tmp_path)
-    trainer = short_trainer(tmp_path / "a", devices=2, strategy="ddp_spawn")
-    error = resume._unsupported(trainer.strategy)
-    assert (
-        "DDPStrategy, which copies this process, whose runs cannot be resumed; expected one device"
-    ) in str(error)
 
 
 def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):

@@ -14,7 +14,16 @@ from pytorch_lightning.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    saved,
+    trainer,
+    training,
+    weights,
+)
 from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
@@ -66,7 +75,10 @@ def test_epochs_that_a_callback_has_added_are_trained(tmp_path, epochs, trained)
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_models_of_each_step_are_written_once(tmp_path):
-    """Lightning would give them other names when it writes them again."""
+    """Lightning would give them other names when it writes them again.
+
+    A file of another run in their folder stays as it is.
+    """
 
     def models(folder: Path) -> ModelCheckpoint:
         return ModelCheckpoint(folder, monitor="loss", save_top_k=-1, every_n_train_steps=1)
@@ -74,6 +86,9 @@ def test_models_of_each_step_are_written_once(tmp_path):
     every = {}
     for fails in ("", "batch 1:2"):
         folder = tmp_path / (fails or "alone")
+        (folder / "models").mkdir(parents=True)
+        others = folder / "models/epoch=0-step=4.ckpt"
+        others.write_text("of another run")
         if fails:
             with interrupted():
                 training = trainer(folder, models(folder / "models"), enable_checkpointing=True)
@@ -81,14 +96,30 @@ def test_models_of_each_step_are_written_once(tmp_path):
         written = models(folder / "models")
         trainer(folder, written, enable_checkpointing=True).fit(Noted())
         every[fails] = sorted(path.name for path in (folder / "models").iterdir())
-    assert every[""] == every["batch 1:2"] and len(every[""]) == 8
+        assert others.read_text() == "of another run"
+    assert every[""] == every["batch 1:2"] and len(every[""]) == 8 + 1
     as_in_a_new_process()
     done = models(folder / "models")
     trainer(folder, done, enable_checkpointing=True).fit(Noted())
     assert done.current_score == written.current_score is not None
 
 
-def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
+def flip(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("lose", "problem"),
+    [(Path.unlink, "is missing"), (flip, "is damaged: its checksum does not match")],
+)
+def test_a_checkpoint_whose_best_model_is_missing_or_damaged_is_skipped(
+    tmp_path, capfd, lose, problem
+):
+    """An earlier one does not tell of it: the run makes it again."""
+
     def train(**options) -> Noted:
         best = BestModel(tmp_path / "models", monitor="loss_epoch", filename="best-{epoch}")
         training = trainer(tmp_path, best, enable_checkpointing=True, every_n_steps=2, keep=9)
@@ -99,12 +130,13 @@ def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
         train(stop="batch 1:1")
     assert saved(tmp_path).keys() == {2, 4, 6}
     file = tmp_path / "models/best-epoch=0.ckpt"
-    file.unlink()
+    lose(file)
     capfd.readouterr()
     model = train()
     out = capfd.readouterr().out
-    assert f"refers to {file.name}, the best model, which is missing; it is skipped" in out
+    assert f"refers to {file.name}, the best model, which {problem}; it is skipped" in out
     assert "resuming from step 2" in out and model.global_step == 8
+    assert len(list((tmp_path / "models").iterdir())) == 1
 
 
 def test_each_interruption_is_reported_to_the_end(tmp_path):
@@ -198,13 +230,14 @@ def test_each_rank_has_its_own_entries_unless_there_were_more_ranks(tmp_path, ca
     capfd.readouterr()
     trainer(tmp_path).fit(model := Loading())
     assert model.loaded == loaded and type(model.loaded) is type(loaded)
-    first, *_ = capfd.readouterr().out.splitlines()
+    first, *others = capfd.readouterr().out.splitlines()
     says = (
         "; 2 ranks saved it, now there are 1: no sample is left out or taken twice, but the run is "
         "no longer bit-identical to one without an interruption"
     )
     resuming = f"resuming from step 4: {path}"
     assert first == (f"warning: {resuming}{says}" if ranks == 2 else resuming)
+    assert any("resumed at step" in line for line in others) is (ranks == 1)
     assert model.global_step == 8
 
 
@@ -225,10 +258,7 @@ class Warm(Noted):
 
 def test_rates_are_those_of_the_interrupted_run(tmp_path):
     """What a hook at the start sets is what its schedule has lowered since."""
-    trainer(tmp_path / "alone").fit(alone := Warm())
-    with interrupted():
-        trainer(tmp_path).fit(Warm("batch 1:1"))
-    trainer(tmp_path).fit(model := Warm())
+    alone, model = alone_and_resumed(training(Warm), tmp_path, "batch 1:1")
     assert model.events == alone.events and "0.025" in str(model.events)
 
 
@@ -269,10 +299,7 @@ class Growing(Noted):
 
 
 def test_a_layer_that_a_hook_makes_is_restored(tmp_path):
-    trainer(tmp_path / "alone").fit(alone := Growing())
-    with interrupted():
-        trainer(tmp_path).fit(Growing("batch 1:1"))
-    trainer(tmp_path).fit(model := Growing())
+    alone, model = alone_and_resumed(training(Growing), tmp_path, "batch 1:1")
     assert weights(model) == weights(alone)
 
 
@@ -311,10 +338,7 @@ class CountingLate(Counting):
 
 @pytest.mark.parametrize("model_class", [Counting, CountingLate])
 def test_buffers_that_have_grown_are_restored(tmp_path, model_class):
-    trainer(tmp_path / "alone").fit(alone := model_class())
-    with interrupted():
-        trainer(tmp_path).fit(model_class("batch 1:1"))
-    trainer(tmp_path).fit(model := model_class())
+    alone, model = alone_and_resumed(training(model_class), tmp_path, "batch 1:1")
     assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
 
 
@@ -369,11 +393,8 @@ class PrunedAtItsStart(Noted):
 
 @pytest.mark.parametrize("model_class", [MadeWithItsOptimizer, PrunedAtItsStart])
 def test_what_is_made_of_the_first_weights_is_made_of_them_again(tmp_path, capfd, model_class):
-    trainer(tmp_path / "alone").fit(alone := model_class())
-    for stop in ("batch 0:1", "batch 1:2"):
-        with interrupted():
-            trainer(tmp_path / "run").fit(model_class(stop))
-    trainer(tmp_path / "run").fit(model := model_class())
+    train = training(model_class)
+    alone, model = alone_and_resumed(train, tmp_path, "batch 0:1", "batch 1:2")
     assert weights(model) == weights(alone) and model.events == alone.events
     assert "warning" not in capfd.readouterr().out
 
@@ -446,10 +467,8 @@ def test_validation_data_that_change_as_they_are_read_come_back(tmp_path, stop):
         trainer(folder, max_epochs=5).fit(Noted(**moments), *loaders)
         return drawn.reads + validated.reads, validated.points.tolist()
 
-    alone = train(tmp_path / "alone")
-    with interrupted():
-        train(tmp_path / "run", stop=stop)
-    assert train(tmp_path / "run") == alone
+    alone, resumed = alone_and_resumed(train, tmp_path, stop)
+    assert resumed == alone
 
 
 class Consolidating(Noted):
@@ -481,10 +500,7 @@ def test_what_an_earlier_training_of_a_program_has_made_comes_back(tmp_path: Pat
         fits.fit(model)
         return model
 
-    alone = program(tmp_path / "alone")
-    with interrupted():
-        program(tmp_path / "run", stop=stop)
-    resumed = program(tmp_path / "run")
+    alone, resumed = alone_and_resumed(program, tmp_path, stop)
     assert resumed.kept == alone.kept and weights(resumed) == weights(alone)
     assert "warning" not in capfd.readouterr().out
 

@@ -506,10 +506,8 @@ def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
 
 
 def test_the_launcher_imports_only_boto3_and_the_standard_library():
-    """The launcher imports only boto3 and the standard library.
-
-    The merging of parts imports numpy as well, and the command `completion`, which says so where it
-    is not there, shtab. They import modules of ours that need no more (pyproject.toml).
+    """The merging of parts imports numpy as well, and the command `completion`, which says so where
+    it is not there, shtab. They import modules of ours that need no more (pyproject.toml).
     """
     import ast
 

@@ -87,14 +87,6 @@ def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interr
     assert [each.value for each in resumed] == [each.value for each in whole], resumed[0].output
 
 
-@pytest.mark.thorough
-def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path: Path):
-    trained(tmp_path, "used up", "stop at 0:3")
-    for _ in range(2):  # some steps after the resume, and at the first one
-        for each in trained(tmp_path, "used up"):
-            assert each.error.startswith("ValueError: Tried to step 7 times."), each.output
-
-
 @pytest.mark.parametrize(
     ("wrapper", "mesh"),
     [

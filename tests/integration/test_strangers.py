@@ -141,12 +141,6 @@ STRANGERS = {
         "--data.workers=2",
     ],
     "a dict of loaders": ["--data.several=true", "--data.sampler=counting"],
-    "averaged weights": [
-        "--trainer.callbacks=StochasticWeightAveraging",
-        "--trainer.callbacks.swa_lrs=0.01",
-        "--trainer.callbacks.swa_epoch_start=1",
-        "--data=strangers.Validated",
-    ],
     "a validation while gradients are added up": [
         "--trainer.accumulate_grad_batches=4",
         "--data=strangers.Validated",
@@ -158,7 +152,6 @@ STRANGERS = {
 # The soak runs these. Other tests have their mechanism alone: test_object_graph.py,
 # test_own_loaders.py and unit/data/loaders; or they are configurations of the zoo, too.
 IN_SOAK_ONLY = [
-    "averaged weights",
     "two optimizers, by hand",
     "a RandomState",
     "a random.Random",
@@ -193,13 +186,6 @@ def test_within_an_epoch(tmp_path: Path, name):
 @pytest.mark.parametrize("name", EPOCH_ENDS)
 def test_within_an_epoch_and_at_its_end(tmp_path: Path, name):
     check(tmp_path, *STRANGERS[name], at=("0:9", "1:6", "2:0"))
-
-
-def test_killed_it_continues_from_the_epochs_end(tmp_path: Path):
-    alone = Run(tmp_path / "alone", *STRANGERS["plain attributes"])
-    run = Run(tmp_path / "run", *STRANGERS["plain attributes"])
-    assert run.start(KILL_AT="1:3") == -9 and run.start(STOP_AT="1:5") == 143
-    assert not same(alone.finish(), run.finish())
 
 
 CSV_LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
@@ -304,45 +290,6 @@ def test_before_the_first_step(tmp_path: Path):
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.output
 
 
-@pytest.mark.soak
-def test_a_compiled_network_and_batches_of_several_sizes(tmp_path: Path):
-    check(tmp_path, "--model=strangers.Compiled", "--data=strangers.Uneven", at=("1:1", "2:2"))
-
-
-def test_averaged_weights(tmp_path: Path):
-    """A run that averages weights is stopped in each epoch, and started again at its end.
-
-    The last epoch gathers the statistics of batch norm.
-    """
-    alone, run = (Run(tmp_path / name, *STRANGERS["averaged weights"]) for name in ("alone", "run"))
-    expected = alone.finish()
-    for position in ("0:5", "1:5", "2:5", "3:5"):
-        assert run.start(STOP_AT=position) == 143, run.output[-3000:]
-    assert not same(expected, run.finish())
-    assert not same(expected, run.finish()) and "nothing is left to train" in run.output
-
-
-def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
-    run = Run(tmp_path, "--model=strangers.Unsavable")
-    assert run.start() == 1
-    assert (
-        "error: a checkpoint of this run could not be read again: mine.thing is a strangers.Points "
-        "(on_save_checkpoint() or state_dict() of strangers.Unsavable)"
-    ) in run.output
-    assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
-
-
-def test_a_search_for_a_batch_size(tmp_path: Path):
-    check(
-        tmp_path,
-        "--model=strangers.Alone",
-        "--trainer.callbacks=BatchSizeFinder",
-        "--trainer.callbacks.batch_arg_name=batch",
-        "--trainer.callbacks.max_trials=2",
-        "--data=strangers.Validated",
-    )
-
-
 def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     """So they are if interrupted, and with a class of Lightning's that means the same."""
     flags = ["--trainer.devices=2", "--data.sampler=shuffled"]
@@ -359,21 +306,6 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
         expected,
         Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(strategy)}").finish(),
     )
-
-
-def test_a_warning_says_that_ranks_do_not_train_one_model(tmp_path: Path):
-    run = Run(
-        tmp_path,
-        "--trainer.devices=2",
-        "--trainer.strategy=ddp",
-        "--trainer.callbacks=strangers.OwnRates",
-    )
-    run.finish()
-    warning = (
-        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so their weights "
-        "differ, too"
-    )
-    assert run.output.count(warning) == 1
 
 
 def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
@@ -397,16 +329,3 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
     run.flags += ["--data.samples=8", "--data.processes=2"]
     run.finish()
     assert "resuming from step" in run.output and "2 ranks saved it, now there are 1" in run.output
-
-
-def test_not_exact_is_as_lightning_does(tmp_path: Path):
-    """It says so, and writes no checkpoint to resume from."""
-    run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
-    run.finish()
-    assert (
-        run.output.count(
-            "this run is trained and saved as Lightning does; an interruption makes it start anew\n"
-        )
-        == 1
-    )
-    assert not list(tmp_path.rglob("step-*.ckpt")) and list(tmp_path.rglob("best-*.ckpt"))

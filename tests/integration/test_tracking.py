@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import test_strangers
 import warm
 from containers import ROOT
 from environments import packages_of, python_of
@@ -140,29 +139,3 @@ def test_a_script_at_random_places(server: Server, tmp_path: Path, seed: int):
     names = [f"{draw.choice(('KILL_AT', 'STOP_AT'))}={epoch}:{batch}" for epoch, batch in places]
     interrupted(server, tmp_path, *names, devices=devices)
     interrupted(server, tmp_path, devices=devices)
-
-
-@pytest.mark.thorough  # a script of ones own, above
-@pytest.mark.slow
-def test_the_command_line(server: Server, tmp_path: Path):
-    """The model logs by hand as the training starts, too."""
-    loggers = [
-        {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
-        {
-            "class_path": "MLFlowLogger",
-            "init_args": {"experiment_name": "cli", "tracking_uri": ARN},
-        },
-        {"class_path": "WandbLogger", "init_args": {"project": "cli", "offline": True}},
-    ]
-    flags = [
-        "--model=strangers.Logging",
-        "--data=strangers.Validated",
-        f"--trainer.logger={json.dumps(loggers)}",
-        "--trainer.log_every_n_steps=2",
-        "--trainer.max_epochs=2",
-    ]
-    run = test_strangers.Run(tmp_path, *flags)
-    variables = server.variables(tmp_path)
-    assert run.start(KILL_AT="1:2", **variables) == -9, run.output[-3000:]
-    run.finish(**variables)
-    check(server, "cli", tmp_path, tmp_path / "logs/lightning_logs/version_0/metrics.csv")

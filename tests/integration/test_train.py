@@ -260,26 +260,6 @@ def test_a_mistake_is_one_line_in_the_log_and_the_failure_file(
     assert not (job.base / "output/success").exists()
 
 
-def test_an_error_of_the_program_has_its_traceback(job: Job):
-    job.write(
-        "code/broken.py",
-        "import torch, pytorch_lightning as pl\n\n\n"
-        "class Model(pl.LightningModule):\n"
-        "    def training_step(self, batch, index):\n"
-        "        return undefined_name\n\n"
-        "    def configure_optimizers(self):\n"
-        "        return torch.optim.SGD([torch.zeros(1)], 1)\n",
-    )
-    job.write("input/config/hyperparameters.json", '{"model": "broken.Model"}')
-    run = job.run()
-    assert run.returncode != 0
-    assert job.failure.startswith(
-        "error: NameError: name 'undefined_name' is not defined [host localhost, local rank 0]\n"
-    )
-    assert "broken.py" in job.failure and "return undefined_name" in job.failure
-    assert len(job.failure) <= 1024
-
-
 def test_a_model_directory_that_is_a_file(job: Job):
     job.write("elsewhere", "a file")
     run = run_train(
@@ -292,26 +272,9 @@ def test_a_model_directory_that_is_a_file(job: Job):
     )
 
 
-def test_sigterm_is_not_taken_for_a_success(tmp_path):
-    """test_interruptions.py tests what becomes of the training so far."""
-    process = warm.start(
-        ["python", ROOT / "app/train.py", "--progress.every_n_seconds=0"], tmp_path
-    )
-    for line in process.stdout:
-        if "train_loss" in line:
-            break
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert not (tmp_path / "output/model/model.pt").exists()
-
-
 @pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
 def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
-    """A rank that was killed is named as the reason.
-
-    The kernel kills one when the host is out of memory; the others say only that they lost a peer.
-    """
+    """The kernel kills one that lacks memory; the others say only that they lost a peer."""
     hyperparameters = {
         "trainer.devices": "2",
         "trainer.accelerator": "cpu",

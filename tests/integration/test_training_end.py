@@ -186,46 +186,6 @@ def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(
 
 
 @pytest.mark.slow
-def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
-    folder = tmp_path / "job/output/data/checkpoints"
-    assert fit("--model.how=loss", "--resume.every_n_steps=1")[1] == 1
-    assert (folder / "step-000000004.ckpt").is_file()  # who repairs it continues from there
-    (folder / "notes.txt").write_text("somebody else's")
-    (folder / "wandb-mine.jsonl").touch()  # callbacks/loggers/wandb_rows.py keeps rows there
-    for path in folder.glob("*.ckpt"):
-        path.unlink()
-    (tmp_path / "job/output/failure").unlink()
-    output, status = fit("--model.how=loss", "--model.step=99")
-    assert status == 0 and "checkpoints: removed, as the run is finished" in output
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    assert sorted(path.name for path in (tmp_path / "job/model").iterdir()) == [
-        "config.yaml",
-        "model.json",
-        "model.pt",
-    ]
-
-
-@pytest.mark.slow
-def test_a_batch_larger_than_the_data_is_reported(fit):
-    output, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
-    assert status == 0
-    assert (
-        "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: "
-        "each epoch is one step"
-    ) in output
-
-
-@pytest.mark.slow
-def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, monkeypatch):
-    output, status = fit("--model.how=", job=False)
-    assert status == 0 and "checkpoints: output/data/checkpoints" in output
-    assert (tmp_path / "output/data/checkpoints/step-000000008.ckpt").is_file()
-    (tmp_path / "job/checkpoints").mkdir()
-    assert fit("--model.how=")[1] == 0
-    assert (tmp_path / "job/checkpoints/step-000000008.ckpt").is_file()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hyperparameters", "says"),
     [

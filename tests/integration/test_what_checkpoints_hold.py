@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from own_fits import PressCtrlC, Untested, saved_steps, short_trainer
+from own_fits import PressCtrlC, Untested, short_trainer
 from own_trainer import Classifier
 from pytorch_lightning.callbacks import (
     ModelCheckpoint,
@@ -20,28 +20,6 @@ from sagemaker_lightning import (
     UserError,
 )
 from sagemaker_lightning.resume.files import checkpoint_dir
-
-
-class Growing(Untested):
-    """Makes a part of it in a hook, if it is told to."""
-
-    def __init__(self, grows: bool) -> None:
-        super().__init__()
-        self.grows = grows
-
-    def on_fit_start(self):
-        if self.grows:
-            self.head = torch.nn.Linear(1, 1)
-
-
-@pytest.mark.slow
-def test_weights_that_no_hook_makes_again_are_one_line(tmp_path: Path):
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path, PressCtrlC(1)).fit(Growing(True))
-    says = r"step 4 is of another run: its model has head\.bias, this one does not; give another"
-    with pytest.raises(UserError, match=says):
-        short_trainer(tmp_path).fit(Growing(False))
-    short_trainer(tmp_path).fit(Growing(True))
 
 
 class Scaler:
@@ -95,13 +73,6 @@ def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
         isinstance(saved_parameters["scaler"], Scaler)
         and saved_parameters["scaler"].seen == model.scaler.seen
     )
-
-
-def test_a_step_of_several_batches_is_saved_once(tmp_path: Path):
-    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=2, keep=50)
-    options = {"accumulate_grad_batches": 2, "limit_train_batches": 8}
-    short_trainer(tmp_path, callbacks=[resume], **options).fit(Untested())
-    assert saved_steps(tmp_path) == [2, 4]
 
 
 @pytest.mark.slow

@@ -1,21 +1,16 @@
 """Where a training begins, and with which hooks it ends, after a resume."""
 
-import contextlib
-import os
 import random
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from own_fits import PressCtrlC, Stops, StopsAt, Untested, short_trainer
+from own_fits import Stops, StopsAt, Untested, short_trainer
 from own_trainer import Classifier
 from pytorch_lightning.callbacks import (
     ModelCheckpoint,
-    StochasticWeightAveraging,
-    TQDMProgressBar,
 )
 from pytorch_lightning.cli import LightningCLI
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,7 +19,6 @@ from sagemaker_lightning import (
     ExactResume,
     UserError,
 )
-from sagemaker_lightning.resume.same_run import earlier_fits
 
 
 @pytest.mark.slow
@@ -95,26 +89,6 @@ def test_what_prepare_data_draws_once_changes_nothing_that_follows(tmp_path: Pat
     assert "not that of" not in output
 
 
-@pytest.mark.slow
-def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Path, capfd):
-    """Its checkpoint is of an epoch beyond the limit of the first training."""
-    model = Classifier()
-    trainer = short_trainer(tmp_path, max_epochs=4)
-    trainer.fit(model)
-    first_trainer = short_trainer(tmp_path, max_epochs=2)
-    first_trainer.fit(model)
-    assert "is beyond max_epochs=2, and the model has that step's weights" in capfd.readouterr().out
-    assert first_trainer.max_epochs == 2 and first_trainer.global_step == trainer.global_step
-
-
-@pytest.mark.slow
-def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path):
-    """A callback's on_train_end uses what its on_train_start has made, such as the progress bar."""
-    model = Untested()
-    for _ in range(2):
-        short_trainer(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
-
-
 class StopsEarly(pl.Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         trainer.should_stop = True
@@ -137,92 +111,6 @@ def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
     assert trainer.global_step == 11 and "step 11 was the last one" in output
     assert "warning: resumed" not in output
     assert scores[0] is not None and scores[0] == scores[1]
-
-
-@pytest.mark.slow
-def test_a_schedule_that_an_average_has_replaced_is_there_at_the_end(
-    tmp_path: Path, capfd, monkeypatch
-):
-    model = Untested()
-    for _ in range(2):
-        monkeypatch.setattr(earlier_fits, "_finished", {})  # as in a new process
-        averages = StochasticWeightAveraging(0.02, swa_epoch_start=1)
-        short_trainer(tmp_path, averages, max_epochs=2).fit(model)
-    output = capfd.readouterr().out
-    assert "was the last one" in output and "warning: resumed" not in output
-
-
-class StopsInValidation(pl.Callback):
-    """Ends the training within an epoch, and may press Ctrl-C in the validation that follows."""
-
-    def __init__(self, presses: bool) -> None:
-        self.presses = presses
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        trainer.should_stop = batch_idx == 4
-
-    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if self.presses and not trainer.sanity_checking:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-class CountsEnds(Classifier):
-    """Counts its batches and the ends of its validations and epochs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = self.validations = self.ends = 0
-
-    def on_train_batch_start(self, batch, batch_idx):
-        self.batches += 1
-
-    def on_validation_end(self):
-        self.validations += not self.trainer.sanity_checking
-
-    def on_train_epoch_end(self):
-        self.ends += 1
-
-
-@pytest.mark.slow
-def test_an_epoch_that_was_to_end_early_only_ends(tmp_path: Path):
-    """After the validation that was interrupted."""
-    options = {"max_epochs": 3, "val_check_interval": 5, "limit_val_batches": 1}
-    for presses in (True, False):
-        trainer = short_trainer(tmp_path, StopsInValidation(presses), **options)
-        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
-            trainer.fit(model := CountsEnds())
-    assert (model.batches, model.validations, model.ends, trainer.global_step) == (5, 1, 1, 5)
-
-
-class Extending(Untested):
-    """Sets its rate when a training starts, lowers it at each batch, and adds an epoch."""
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.05)
-
-    @property
-    def group(self) -> dict:
-        return self.trainer.optimizers[0].param_groups[0]
-
-    def on_train_start(self):
-        self.group["lr"] = 0.25
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.group["lr"] *= 0.875
-        if self.global_step == 2:
-            self.trainer.fit_loop.max_epochs += 1
-
-
-@pytest.mark.slow
-def test_rates_and_epochs_are_as_code_has_changed_them(tmp_path: Path):
-    """Another limit of epochs replaces the epochs that were added."""
-    model = Extending()
-    for presses, epochs, steps in ((1, 1, 4), (0, 1, 22), (0, 3, 33)):
-        trainer = short_trainer(tmp_path, PressCtrlC(presses), max_epochs=epochs)
-        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
-            trainer.fit(model)
-        assert trainer.global_step == steps
-        assert model.group["lr"] == pytest.approx(0.25 * 0.875**steps)
 
 
 class Validating(Classifier):
@@ -270,26 +158,6 @@ def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
     path = tmp_path / "weights.ckpt"
     with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
         short_trainer(tmp_path / "b").fit(Untested(), ckpt_path=path)
-
-
-def test_fast_dev_run_saves_nothing(tmp_path: Path):
-    short_trainer(tmp_path / "a", fast_dev_run=True).fit(Classifier())
-    assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("evaluates", ["validate", "test", "predict"])
-def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path: Path, evaluates: str):
-    trained = Classifier()
-    trainer = short_trainer(tmp_path / "run")
-    trainer.fit(trained)
-    trainer.save_checkpoint(tmp_path / "given.ckpt")
-    for folder in ("run", "another"):
-        model = Classifier()
-        evaluate = getattr(short_trainer(tmp_path / folder), evaluates)
-        evaluate(model, ckpt_path=tmp_path / "given.ckpt")
-        weights = zip(model.state_dict().values(), trained.state_dict().values(), strict=True)
-        assert all(torch.equal(*each) for each in weights)
 
 
 @pytest.mark.slow

@@ -4,13 +4,11 @@ The drill tells these ways apart. Some of the classes fail.
 """
 
 import os
-import signal
-import time
 from pathlib import Path
 from queue import Queue
 
 import torch
-from pytorch_lightning import Callback, LightningDataModule, LightningModule
+from pytorch_lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -139,43 +137,3 @@ class ReadsItsFile(Model):
         with Path("steps").open("a") as file:
             file.write("x")
         return super().training_step(batch, batch_idx) / Path("steps").stat().st_size
-
-
-class Failing(Model):
-    """Fails in its training step."""
-
-    def training_step(self, batch, batch_idx):
-        """Raise."""
-        raise RuntimeError("the third moon is in the wrong house")
-
-
-class FailsOnResume(Model):
-    """Fails when it is resumed."""
-
-    def on_load_checkpoint(self, checkpoint):
-        """Raise."""
-        raise RuntimeError("no such moon")
-
-
-class Hanging(Model):
-    """Takes over the signals, as an event loop in the process does, and then waits for ever."""
-
-    def on_train_start(self):
-        """Take over the signals."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, lambda *_: time.sleep(10_000))
-
-
-class Deaf(Model):
-    """Ignores all signals."""
-
-    def on_train_start(self):
-        """Ignore the signals."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-class Elsewhere(Callback):
-    """Writes to a folder of its own."""
-
-    def __init__(self, dirpath: str) -> None:
-        self.dirpath = dirpath

@@ -261,7 +261,7 @@ class Model(pl.LightningModule):
 
 
 WRAPPERS = {"wrapped": checkpoint_wrapper, "compiled": partial(torch.compile, backend="eager")}
-STEPS = {"scheduled": 40, "used up": 6}
+STEPS = {"scheduled": 40}
 """The steps of the schedules of some kinds."""
 AVERAGES = {"averaged": Average, "averaged later": LaterAverage, "average saved": SavedAverage}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,6 +112,38 @@ def interrupted() -> Iterator[None]:
 def as_in_a_new_process() -> None:
     """Forget which trainings have ended here."""
     earlier_fits._finished.clear()
+
+
+def training(make: Callable[..., Noted], **options) -> Callable[..., Noted]:
+    """Return a function that makes a model, trains it in a folder, and returns it.
+
+    Args:
+        make: Makes the model; it is given the moment at which that is interrupted.
+        options: Those of `trainer`.
+    """
+
+    def train(folder: Path, **moments: str) -> Noted:
+        made = trainer(folder, **options)
+        made.fit(model := make(**moments))
+        return model
+
+    return train
+
+
+def alone_and_resumed(train: Callable, folder: Path, *stops: str) -> tuple:
+    """Return what a training ends with if it is left alone, and if it is stopped at each moment.
+
+    Args:
+        train: Trains in a folder up to a moment, `stop`, if it is given one.
+        folder: Where both have a folder.
+        stops: When each attempt but the last one is interrupted.
+    """
+    alone = train(folder / "alone")
+    as_in_a_new_process()
+    for stop in stops:
+        with interrupted():
+            train(folder / "run", stop=stop)
+    return alone, train(folder / "run")
 
 
 def weights(model: pl.LightningModule) -> list[float]:

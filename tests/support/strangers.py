@@ -14,7 +14,7 @@ from collections import deque, namedtuple
 
 import numpy as np
 import torch
-from pytorch_lightning import Callback, LightningDataModule, LightningModule
+from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -263,14 +263,6 @@ class Validated(Data):
         return DataLoader(Points(np.random.default_rng(4)), 10)
 
 
-class Uneven(Data):
-    """Data whose last batch is smaller."""
-
-    def train_dataloader(self):
-        """Return a loader of batches of 12, 12, 12 and 4."""
-        return self.one(12)
-
-
 class Named(Data):
     """Data whose arguments have names of their own.
 
@@ -355,15 +347,6 @@ class Augmented(Model):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         """Add noise."""
         return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
-
-
-class Augmenting(Model):
-    """Draws random numbers on the way to the device, while it trains."""
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        """Add noise."""
-        noise = 0.1 * torch.randn_like(batch[0]) if self.trainer.training and self.training else 0
-        return batch[0] + noise, batch[1]
 
 
 class Adversarial(Model):
@@ -628,53 +611,4 @@ class Accumulating(Model):
             self.optimizers().zero_grad()
 
 
-class Compiled(Model):
-    """Is compiled as a whole network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = (
-            nn.Linear(2, 64),
-            nn.BatchNorm1d(64),
-            nn.GELU(),
-            nn.Linear(64, 33),
-            nn.Softmax(1),
-            nn.Dropout(0.1),
-        )
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(33, 1)
-        self.body.compile()
-
-
-class Unsavable(Model):
-    """Saves an object that no checkpoint can hold, from the second epoch's end on."""
-
-    def on_save_checkpoint(self, checkpoint):
-        """Save an object."""
-        if self.global_step > 10:
-            checkpoint["mine"] = {"thing": Points()}
-
-    def on_load_checkpoint(self, checkpoint):
-        """Load nothing; what nothing may load is not saved."""
-
-
-class Alone(Model):
-    """Has a loader of its own."""
-
-    batch = 5
-
-    def train_dataloader(self):
-        """Return it."""
-        return DataLoader(Points(), self.batch, shuffle=True)
-
-
 # Callbacks ----------------------------------------------------------------------------------------
-
-
-class OwnRates(Callback):
-    """Sets the learning rate from what only this rank knows."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        """Set the learning rate."""
-        for group in trainer.optimizers[0].param_groups:
-            group["lr"] = 0.01 * (1 + trainer.global_rank)

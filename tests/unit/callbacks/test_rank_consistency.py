@@ -14,7 +14,6 @@ import torch
 from consistent_ranks import SHORT, fit_by_flags, rank_of
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
-from torch.nn.parallel import DistributedDataParallel
 
 from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
 from sagemaker_lightning.callbacks import rank_consistency
@@ -160,37 +159,6 @@ def test_the_weighting_alone(tmp_path: Path):
     assert not ended[0].error, ended[0].output
     for rank in ended:
         torch.testing.assert_close(rank.value, as_one_process(41, 2)[2], **TOLERANCE)
-
-
-def plain_ddp(size: int):
-    """Return the weights after two epochs of PyTorch's own DDP on the data module's batches."""
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    world = torch.distributed.get_world_size()
-    data = ranks.Numbered(size + 4, batch_size=GLOBAL_BATCH // world)
-    data.setup("fit")
-    model = ranks.Regression()
-    network = model.network
-    model.network = DistributedDataParallel(network)
-    optimizer = torch.optim.SGD(network.parameters(), model.lr, momentum=0.9)
-    for epoch in range(2):
-        for batch in loader_of(data, rank, world, epoch):
-            optimizer.zero_grad()
-            model.loss(batch).backward()
-            optimizer.step()
-    torch.distributed.destroy_process_group()
-    return model.weights
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
-def test_even_batches_are_plain_ddp(tmp_path: Path, world):
-    with_consistency = ranks.run(fit, 36, nodes=[world], folder=tmp_path / "ours")
-    plain = ranks.run(plain_ddp, 36, nodes=[world], folder=tmp_path / "theirs")
-    assert not plain[0].error, plain[0].output
-    for rank in (*with_consistency, *plain):
-        weights = rank.value if torch.is_tensor(rank.value) else rank.value[3]
-        torch.testing.assert_close(weights, plain[0].value, **TOLERANCE)
 
 
 # What the ranks were told -------------------------------------------------------------------------

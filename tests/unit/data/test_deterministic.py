@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from interruptible import Noisy
 from pytorch_lightning.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
@@ -348,37 +347,6 @@ def test_a_loader_stays_what_it_is():
     )
     loader_made.dataset.inputs = torch.zeros(43, 6)  # seen by workers, too
     assert max(batch[0].abs().max() for batch in loader_made) < 2
-
-
-@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size", "max_size"])
-@pytest.mark.parametrize("batches_before", [0, 2, 3, 4, 6])
-def test_several_loaders_begin_where_they_were(mode, batches_before):
-    """This holds if one of them has begun again, and if one has no positions."""
-
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield from torch.rand(20)
-
-    def epoch(batches_done: int) -> list:
-        seeding = Seeding(7)
-        trainer = SimpleNamespace(global_rank=0, world_size=1)
-        loaders = [noisy(), DataLoader(Noisy(43), batch_size=15), DataLoader(Stream(), 5)]
-        combined = CombinedLoader(
-            [
-                seeding._exact(trainer, loader_part, RunningStage.TRAINING)
-                for loader_part in loaders
-            ],
-            mode,
-        )
-        seeding.together(trainer, combined, "train")
-        combined.begin(combined, 1, batches_done)
-        drawn_batches = []
-        while batch := next(combined, None):
-            drawn_batches.append(str(batch))
-        return drawn_batches
-
-    assert len(epoch(0)) == {"max_size_cycle": 11, "min_size": 3, "max_size": 11}[mode]
-    assert epoch(batches_before) == epoch(0)[batches_before:]
 
 
 class CollatesItself(DataLoader):

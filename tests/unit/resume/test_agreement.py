@@ -15,7 +15,6 @@ import pytest
 import pytorch_lightning as pl
 import ranks
 import torch
-import warm
 from containers import ROOT
 from short_trainings import (
     Announces,
@@ -171,21 +170,6 @@ def test_a_stop_is_heard_at_the_next_call(tmp_path: Path):
     ]
 
 
-RANK_THAT_WAITS = """
-import os, signal, sys, time
-from pathlib import Path
-from sagemaker_lightning.contract import shutdown
-from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
-shutdown.BATCH_WAIT_SECONDS = 0.2
-with shutdown.Stop(CheckpointHome(Path("nowhere")), lambda line: print(line, flush=True)) as heard:
-    heard.begin()
-    heard.batch_seconds = float(sys.argv[1])
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(3)
-    print("the batch is done", flush=True)
-"""
-
-
 PROGRAM_OF_NOHUP = """
 import signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -226,22 +210,6 @@ def test_a_signal_ends_a_process_whose_output_is_closed():
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert run.returncode == 143
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "ended"), [("0.01", 143), ("30", 0)])
-def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, seconds, ended):
-    run = warm.run(
-        ["python", "-c", RANK_THAT_WAITS, seconds], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    assert run.returncode == ended, run.stdout
-    line = (
-        "interrupted, resume from step 0: SIGTERM; no batch ended within 0 s, "
-        "so there is no newer checkpoint"
-    )
-    assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (
-        ended == 143
-    )
 
 
 # In this process ----------------------------------------------------------------------------------
@@ -454,18 +422,6 @@ def test_a_forked_child_has_default_handlers_of_its_own(signals):
     with watched(TrainingStop):
         assert in_a_child() == f"{[str(signal.SIG_DFL)] * 3} -1"
     assert in_a_child() == f"{own} -1"
-
-
-def test_only_the_process_itself_keeps_its_handlers(signals, monkeypatch):
-    """As above, without a fork: this process stands for a child of another one, then of itself."""
-    with watched(TrainingStop) as stop:
-        shutdown._reset_signals_of_child()
-        assert signal.getsignal(signal.SIGTERM) == stop._handle
-        assert signal.set_wakeup_fd(stop.pipe[1]) == stop.pipe[1]
-        monkeypatch.setattr(os, "getppid", os.getpid)
-        shutdown._reset_signals_of_child()
-        handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
-        assert handlers == [signal.SIG_DFL] * 3 and signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.parametrize("number", shutdown.SIGNALS)

@@ -4,7 +4,6 @@ from unittest import mock
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule
 from torch import nn
 from untrained import in_epoch_5, resumed, run_of
 
@@ -49,26 +48,6 @@ def test_why_nothing_is_left_to_train(tmp_path, capsys, limit, says):
     run.trainer.is_global_zero = False
     run._print_nothing_left()
     assert capsys.readouterr().out == ""
-
-
-class Making(LightningModule):
-    """Makes a thing that no checkpoint holds when an epoch starts."""
-
-    made = 0
-
-    def on_train_epoch_start(self):
-        self.thing = object()
-        self.made += 1
-
-
-def test_hooks_make_again_what_no_checkpoint_holds():
-    """In a resumed run, which within an epoch has no start of it."""
-    model = Making()
-    saved = {"made": [("model", "thing")]}
-    run = resumed(run_of(in_epoch_5(lightning_module=model)), user_objects=saved)
-    for _ in range(2):  # the second time, it is there
-        run.part(UserObjects).recreate()
-        assert model.made == 1
 
 
 def noting(place: Place, moments: tuple[Moment, ...]) -> type[Part]:

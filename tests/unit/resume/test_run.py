@@ -6,7 +6,6 @@ They run in this process and take some hundredths of a second each.
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -30,7 +29,6 @@ from short_trainings import (
     saved,
     trainer,
 )
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import SageMakerEnvironment, UserError
@@ -39,7 +37,6 @@ from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract import reporting
 from sagemaker_lightning.resume.check import journal
 from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
-from sagemaker_lightning.resume.files.best_model import BestModel
 from sagemaker_lightning.resume.run import Run
 from sagemaker_lightning.resume.same_run import earlier_fits
 
@@ -157,37 +154,6 @@ def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
     assert (
         f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
     ) in output.err
-
-
-class Masking:
-    """A collate function that makes its generator for the first batch."""
-
-    generator = None
-
-    def __call__(self, samples: list) -> list[torch.Tensor]:
-        self.generator = self.generator or np.random.default_rng(1)
-        rows = torch.stack([sample[0] for sample in samples])
-        return [rows * torch.from_numpy(self.generator.random(rows.shape)).float()]
-
-
-class Masked(Line):
-    """Its batches are drawn by a generator that is made late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.masking = Masking()
-
-    def train_dataloader(self):
-        loader = super().train_dataloader()
-        return DataLoader(loader.dataset, 2, shuffle=True, collate_fn=self.masking)
-
-
-@pytest.mark.parametrize("moment", ["batch 2", "end of epoch 0", "batch 8"])
-def test_a_generator_that_is_made_late_draws_the_same_after_a_resume(tmp_path, moment):
-    alone = fit(tmp_path / "alone", model=Masked(), max_epochs=2)
-    with interrupted():
-        fit(tmp_path / "run", At(moment, press_ctrl_c), model=Masked(), max_epochs=2)
-    assert equal(fit(tmp_path / "run", model=Masked(), max_epochs=2), alone)
 
 
 ONLY_EPOCHS = "short_trainings.Stream draws other batches each time"
@@ -310,48 +276,6 @@ def test_a_second_training_may_validate_where_the_first_does_not(tmp_path):
     assert all(map(torch.equal, train(tmp_path / "run"), alone))
 
 
-class Grows(Line):
-    """Trains a second weight, too, from the third batch on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.more = nn.Parameter(torch.ones(1))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.line.parameters(), self.lr, momentum=0.5)
-
-    def on_train_batch_start(self, batch, batch_idx):
-        if batch_idx == 2:
-            self.optimizers().add_param_group({"params": [self.more], "lr": 0.01})
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * self.more.square().mean()
-
-
-def test_weights_that_are_added_to_an_optimizer_are_trained_on(tmp_path):
-    expected = fit(tmp_path / "alone", model=Grows())
-    with interrupted():
-        fit(tmp_path / "run", At("batch 4", press_ctrl_c), model=Grows())
-    assert equal(fit(tmp_path / "run", model=Grows()), expected)
-
-
-class Keeps(pl.Callback):
-    """Keeps the weights that its hooks at the start find."""
-
-    def on_fit_start(self, trainer, pl_module):
-        self.first = pl_module.line.weight.detach().clone()
-
-    def on_train_start(self, trainer, pl_module):
-        self.second = pl_module.line.weight.detach() * 2
-
-
-def test_what_hooks_compute_at_the_start_is_of_the_first_start(tmp_path):
-    with interrupted():
-        fit(tmp_path, Keeps(), At("batch 2", press_ctrl_c))
-    fit(tmp_path, keeps := Keeps())
-    assert keeps.first.item() == 0.5 and keeps.second.item() == 1.0
-
-
 def test_a_search_comes_again_in_another_training(tmp_path, monkeypatch):
     """A resumed run does not search again; the same callback may be used once more."""
     finder = LearningRateFinder(num_training_steps=2)
@@ -403,13 +327,15 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
 
 
 def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path):
-    """So does a training that saves nothing."""
+    """With its own folder, and another one. So does a training that saves nothing."""
     used = trainer(tmp_path, max_epochs=2)
     used.fit(Validated())
     used.save_checkpoint(path := tmp_path / "model.ckpt")
     weight = used.lightning_module.line.weight.item()
-    used.test(other := Validated(), ckpt_path=path, verbose=False)
-    assert other.line.weight.item() == weight
+    for evaluates in (used, trainer(tmp_path / "another")):
+        for evaluate in (evaluates.validate, evaluates.test):
+            evaluate(other := Validated(), ckpt_path=path, verbose=False)
+            assert other.line.weight.item() == weight
     steps = []
     notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
     trainer(tmp_path, notes, saves=False, max_epochs=3).fit(Validated(), ckpt_path=path)
@@ -439,24 +365,6 @@ def test_a_diverged_model_is_not_saved(tmp_path):
         callbacks = [At("end of batch 6", spoil), At("validation 0", seen.append), Divergence()]
         fit(tmp_path, *callbacks, model=Validated())
     assert saved(tmp_path) == {} and not seen
-
-
-def test_a_model_that_was_the_best_is_removed_when_no_run_resumes_from_it(tmp_path):
-    class Better(Line):
-        def on_train_epoch_end(self):
-            self.log("error", 1.0 / (1 + self.current_epoch))
-
-    def count(trainer: pl.Trainer) -> None:
-        counts.append(len([*(tmp_path / "best").iterdir()]))
-
-    counts = []
-    (tmp_path / "best").mkdir()
-    best = BestModel(tmp_path / "best", "{epoch}", monitor="error")
-    callbacks = [best, At("end of batch (6|12|18|24)", count)]
-    options = {"max_epochs": 4, "keep": 1, "enable_checkpointing": True}
-    fit(tmp_path, *callbacks, model=Better(), **options)
-    assert counts == [0, 1, 2, 2]
-    assert [file.name for file in (tmp_path / "best").iterdir()] == ["epoch=3.ckpt"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.resume import stopping
 from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file
-from sagemaker_lightning.resume.memory_copies import MemoryCopies
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.stopping import Action, Circumstances, Intervals, Stopping, decide
 
@@ -100,56 +99,6 @@ def test_no_stop_is_forgotten_and_the_last_state_is_waited_for():
             assert action.saves or not action.waits
             assert action.waits or not (action.saves and action.exits)
             assert not (action.copies and (action.saves or action.exits))
-
-
-@pytest.mark.parametrize(
-    ("minutes", "seconds", "last", "is_due"),
-    [
-        (1, 59, 0, False),
-        (1, 60, 0, True),
-        (0, 1e9, 0, False),
-        (1, 60, 0.7, False),  # a checkpoint of 0.7 s is a hundredth of 70 s
-        (1, 71, 0.7, True),
-    ],
-)
-def test_a_checkpoint_is_due_by_the_clock(minutes, seconds, last, is_due):
-    assert Intervals(minutes, 0).has_passed(seconds, last) is is_due
-
-
-@pytest.mark.parametrize(("steps", "step", "is_due"), [(0, 6, False), (3, 6, True), (3, 5, False)])
-def test_a_checkpoint_is_due_by_steps(steps, step, is_due):
-    assert Intervals(0, steps).ends_at(step) is is_due
-
-
-def test_a_checkpoint_that_is_due_waits_until_it_is_saved(monkeypatch):
-    """One that waits for an upload is saved at the next batch, and a step's is saved once."""
-    monkeypatch.setattr(stopping, "gradients_accumulate", lambda trainer: False)
-    saved = []
-    said = SimpleNamespace(checkpoint_due=False, uploading=True, checkpoint_saved=lambda: None)
-    said.copy_due = False
-    said.copy_taken = lambda: None
-    no_copies = MemoryCopies(None, 1, False)
-    run = SimpleNamespace(agreement=said, trainer=None, step=3, copies=no_copies)
-    stops = Stopping(run, Intervals(0, 3))
-
-    def save(point, last):
-        saved.append((point, run.step))
-        stops.checkpoint_saved(0.1)
-
-    run.save = save
-    monkeypatch.setattr(stops, "agree", lambda now=False: False)
-    stops.batch_committed(done=False)
-    assert saved == []
-    said.uploading = False
-    for _ in range(2):
-        stops.batch_committed(done=False)
-    assert saved == [(BATCH, 3)]
-    said.uploading = True
-    stops.epoch_committed(done=False)
-    assert len(saved) == 1
-    said.uploading = False
-    stops.batch_committed(done=False)
-    assert len(saved) == 2
 
 
 def test_a_copy_that_is_due_waits_until_it_is_taken(monkeypatch):

@@ -416,24 +416,6 @@ def test_only_the_functions_given_to_a_librarys_callback_are_read():
         assert not object_graph.has_place_for(owner, name, value)
 
 
-class Slots(Slotted):
-    """Has more, of which one has no value yet."""
-
-    __slots__ = ("__weakref__", "count", "unset")
-
-
-def test_attributes_in_slots_are_read_and_set():
-    owner = Slots()
-    owner.count = 1
-    assert object_graph.attributes(owner) == {"sum": 0.0, "count": 1}
-
-    def change():
-        owner.sum += 1
-        owner.count += 1
-
-    assert changed_names(change, mine=owner) == ["mine.count", "mine.sum"]
-
-
 def counter():
     """Return a function that has closed over its count, and a variable that has no value."""
     count = 0

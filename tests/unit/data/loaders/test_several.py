@@ -204,9 +204,7 @@ def test_validations_draw_the_same_from_a_loader_with_a_state(make):
 
 @pytest.mark.parametrize("options", [{}, STATEFUL, {**STATEFUL, "persistent": True}], ids=str)
 def test_no_worker_outlives_its_loaders(options):
-    """No worker outlives its loaders.
-
-    Left to the garbage collector, each loader of torchdata would be waited for for 5 s, because
+    """Left to the garbage collector, each loader of torchdata would be waited for for 5 s, because
     nothing tells its workers to end.
     """
     children_before = set(active_children())
@@ -219,9 +217,7 @@ def test_no_worker_outlives_its_loaders(options):
 
 
 def test_no_worker_outlives_loaders_that_are_made_anew():
-    """No worker outlives loaders that are made anew, except those that stay.
-
-    Lightning makes them anew with `reload_dataloaders_every_n_epochs`; persistent loaders keep
+    """Lightning makes them anew with `reload_dataloaders_every_n_epochs`; persistent loaders keep
     workers.
     """
 

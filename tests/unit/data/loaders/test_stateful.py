@@ -112,9 +112,7 @@ def test_batches_leave_the_generators_of_a_loader_with_a_state_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persistent):
-    """A worker that ended before the others does not begin anew.
-
-    At its end its dataset says that it is at its beginning; the epoch continues with the other
+    """At its end its dataset says that it is at its beginning; the epoch continues with the other
     worker.
     """
     make = made("uneven", **STATEFUL, **TWO_WORKERS, persistent=persistent)

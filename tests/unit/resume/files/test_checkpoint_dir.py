@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -25,13 +24,12 @@ from checkpoint_folders import (
     state,
 )
 from containers import ROOT
-from own_fits import HANG_SECONDS, PressCtrlC, short_trainer
+from own_fits import short_trainer
 from own_trainer import Classifier
 
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import run as run_module
-from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file
 from sagemaker_lightning.resume.files.checkpoint_dir import (
     BackgroundWriter,
     CheckpointDir,
@@ -54,37 +52,6 @@ def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
         UserError, match=rf"^ExactResume\(dirpath={tmp_path}\): found checkpoints, but none"
     ):
         short_trainer(tmp_path).fit(Classifier())
-
-
-HOLDS = """
-import os, sys, time
-from pathlib import Path
-from sagemaker_lightning.resume.files import folder_lock
-assert folder_lock.lock(Path(sys.argv[1]), 0) == ""
-if (worker := os.fork()) == 0:
-    time.sleep(60)
-print(worker, flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.slow
-def test_a_second_process_with_the_same_folder_is_one_line(tmp_path: Path, monkeypatch):
-    """Until the first one is killed, even if a data worker of it lives on."""
-    monkeypatch.setattr(run_module, "LOCK_SECONDS", 0.0)
-    other_process = warm.start(["python", "-c", HOLDS, tmp_path], tmp_path)
-    worker = int(other_process.stdout.readline())
-    pid = other_process.pid
-    says = rf"\(dirpath={tmp_path}\): process {pid} trains with these checkpoints now; end it"
-    with pytest.raises(UserError, match=says):
-        short_trainer(tmp_path).fit(Classifier())
-    other_process.kill()
-    other_process.wait(HANG_SECONDS)
-    assert psutil.pid_exists(worker)
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
-    assert folder_lock._held == {}
-    os.kill(worker, signal.SIGKILL)
 
 
 def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypatch):

@@ -1,10 +1,7 @@
 """When data are made, and from which draws and which state of the user's objects."""
 
-import copy
-import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -13,14 +10,8 @@ from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from untrained import in_epoch_5, resumed, run_of
 
-from sagemaker_lightning.resume.parts import data_epoch
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
-from sagemaker_lightning.resume.parts.generators import Generators
-from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
-from sagemaker_lightning.resume.parts.user_objects import UserObjects
-from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.state.graph.state import names_in, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
@@ -70,127 +61,6 @@ def test_validation_data_are_made_for_the_comparison_if_there_were_some():
         assert run._had_validation_data() is had
 
 
-def record(*changes: list[str]) -> dict:
-    """Return the record of objects of which attributes have changed: path and name."""
-    nodes = [["object", path, {"names": [name]}, [1], None] for path, name in changes]
-    return {"nodes": json.dumps(nodes), "tensors": []}
-
-
-@pytest.fixture
-def seeds(monkeypatch) -> list[tuple]:
-    """What was seeded."""
-    seeded = []
-    monkeypatch.setattr(data_epoch, "seed_all", lambda *key: seeded.append(key))
-    return seeded
-
-
-def recreated(run, fails: bool = False) -> tuple[list, int]:
-    """Return what was asked while data were created, and the epoch that they were created in."""
-    calls = []
-    part = run.part(DataEpoch)
-    run.part(UserObjects).graph = SimpleNamespace(
-        mark=lambda: calls.append("mark"),
-        restore=lambda saved: calls.append(("restore", saved)),
-        encode=lambda but, is_restored: record(["train.0", "new"]),
-        without=without,
-    )
-    generators = run.part(Generators)
-    generators.restore_all = lambda saved: calls.append(("generators", saved))
-    generators.save = lambda *_: {"model.rng": 2}
-    loop = run.trainer.fit_loop
-    seen = []
-    try:
-        with part.recreating(loop):
-            seen.append(loop.epoch_progress.current.completed)
-            calls.append("created")
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        pass
-    assert loop.epoch_progress.current.completed == 5
-    return calls, seen[0]
-
-
-BEFORE = {"graph": 1, "generators": 2, "settings": {}}
-BEFORE_DATA = [("restore", 1), ("generators", 2)]
-
-
-def run_from(made, objects_before=BEFORE, **options):
-    """Return a run that resumes from data made in an epoch."""
-    saved = {"made": made, "objects_before": objects_before}
-    return resumed(run_of(in_epoch_5()), **{"data_epoch": saved} | options)
-
-
-def test_data_are_created_as_of_their_epoch(seeds):
-    expected = [*BEFORE_DATA, "mark", "created"], 2
-    for fails in (False, True):
-        run = run_from(2)
-        assert recreated(run, fails) == expected
-        assert run.part(DataEpoch).objects_before == BEFORE
-    assert recreated(run_from(2, None)) == (["mark", "created"], 2)
-    assert seeds == [("data", 7, 2)] * 3
-    assert recreated(run_from(2, world_size=2))[0] == ["mark", "created"]
-
-
-def test_data_of_the_first_epoch_are_seeded_as_ever(seeds):
-    assert recreated(run_from(0, None)) == (["mark", "created"], 0)
-    for run in (run_of(in_epoch_5()), run_from(-float("inf"))):
-        assert recreated(run) == (["created"], 5)
-    assert seeds == []
-
-
-def test_data_that_are_made_anew_are_those_of_the_epoch(seeds):
-    run = run_from(2)
-    run.trainer.fit_loop.loaders = object()
-    assert recreated(run) == (["created"], 5) and seeds == []
-    run.trainer.fit_loop._should_reload_train_dl = True
-    assert recreated(run) == (["created"], 5) and seeds == [("data", 7, 5)]
-
-
-@pytest.mark.parametrize(
-    ("point", "every", "is_due"),
-    [
-        (ResumePoint.EPOCH, 3, True),
-        (ResumePoint.EPOCH, 4, False),
-        (ResumePoint.EPOCH, 0, False),
-        (ResumePoint.BATCH, 3, False),
-    ],
-)
-def test_an_epoch_that_needs_new_data_gets_them(seeds, point, every, is_due):
-    """The old data's state does not fit them, and is not compared."""
-    of_rank = {
-        "user_objects": {"graph": record(["train.0", "old"], ["model", "count"])},
-        "generators": {"model.other": 3},
-        "trainer_settings": {"val_check_batch": 4, "limit": 5},
-    }
-    run = run_from(2, point=point, ranks=[copy.deepcopy(of_rank)])
-    run.trainer.reload_dataloaders_every_n_epochs = every
-    digests = {
-        "user_objects": {"train.0.old": 1, "train.0.new": 1, "model.count": 1},
-        "generators": {"generators model.rng": 1, "generators model.other": 1},
-        "trainer_settings": {"settings val_check_batch": 1, "settings limit": 1},
-        "data_identity": {"the length of train.0.dataset": 1},
-    }
-    run.resumed.digests = copy.deepcopy(digests)
-    calls, epoch = recreated(run)
-    assert epoch == (5 if is_due else 2) and seeds == [("data", 7, epoch)]
-    assert run.part(LoaderPositions).are_used is is_due
-    if not is_due:
-        assert run.resumed.digests == digests and calls[:2] == BEFORE_DATA
-        return
-    assert set(names_in(calls[0][1])) >= {"model.count"}
-    assert run.resumed.digests == {
-        "user_objects": {"model.count": 1},
-        "generators": {"generators model.other": 1},
-        "trainer_settings": {"settings limit": 1},
-        "data_identity": {},
-    }
-    saved = run.resumed.rank_state
-    assert set(names_in(saved["user_objects"]["graph"])) == {"model", "model.count"}
-    assert saved["user_objects"]["newer graph"] == record(["train.0", "new"])
-    assert saved["generators"] == {"model.rng": 2} and saved["trainer_settings"] == {"limit": 5}
-
-
 class Pool(pl.LightningDataModule):
     """Counts its loaders, and gives more samples of a shuffled pool with each."""
 
@@ -230,7 +100,7 @@ def test_data_that_depend_on_how_often_they_were_made_are_the_same(tmp_path, sto
         as_in_a_new_process()
         torch.manual_seed(1)
         model, data = Learner(**moments), Pool()
-        options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+        options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
         trainer(tmp_path / folder, **options).fit(model, datamodule=data)
         return weights(model), data.pool, data.labeled, data.calls
 

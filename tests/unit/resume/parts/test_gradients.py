@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import Noted, alone_and_resumed, saved, training, weights
 from torch import nn
 from torch.optim import SGD
 from untrained import alike, in_epoch_5, resumed, run_of, trainer_of
@@ -11,7 +11,6 @@ from untrained import alike, in_epoch_5, resumed, run_of, trainer_of
 from sagemaker_lightning.resume.parts import gradients as gradients_part
 from sagemaker_lightning.resume.parts.gradients import Gradients
 from sagemaker_lightning.resume.parts.part import Moment
-from sagemaker_lightning.state.digests import digest
 
 
 class Model(LightningModule):
@@ -156,38 +155,6 @@ def test_another_number_of_ranks_gets_the_mean_of_the_gradients():
     assert model.second.weight.grad.item() == (8 + 8) / 4
 
 
-def fake_rank(number: int, ranks: int):
-    """Return what a rank's trainer has of a model that is optimized by hand."""
-    model = nn.Linear(2, 1, bias=False)
-    model.automatic_optimization = False
-    return in_epoch_5(global_rank=number, world_size=ranks, lightning_module=model)
-
-
-def test_gradients_are_saved_where_they_differ_from_the_first_ranks():
-    saved = []
-    for number, gradient in enumerate((1.0, 1.0, 3.0)):
-        rank = fake_rank(number, 3)
-        rank.lightning_module.weight.grad = torch.full((1, 2), gradient)
-        first_digest = digest({"weight": torch.ones(1, 2)})
-        said = [first_digest] * 3
-        saved.append(gradients(rank, lambda own, said=said, number=number: [*said[:number], own]))
-    assert saved[1] is None
-    assert [each["weight"].tolist() for each in (saved[0], saved[2])] == [[[1, 1]], [[3, 3]]]
-
-
-@pytest.mark.parametrize(
-    ("number", "ranks", "gradient"), [(0, 3, 1.0), (1, 3, 1.0), (2, 3, 4.0), (0, 1, 2.0)]
-)
-def test_other_ranks_continue_with_the_mean_of_the_gradients(number, ranks, gradient):
-    saved = [{"gradients": {"weight": torch.full((1, 2), 1.0)}}, {"gradients": None}]
-    saved.append({"gradients": {"weight": torch.full((1, 2), 4.0)}})
-    rank = fake_rank(number, ranks)
-    restore_gradients(rank, saved)
-    assert rank.lightning_module.weight.grad.tolist() == [[gradient] * 2]
-    restore_gradients(rank, [{"gradients": {}}] * 3)
-    assert rank.lightning_module.weight.grad is None
-
-
 class Switching(Noted):
     """Has automatic optimization in every second epoch."""
 
@@ -208,20 +175,8 @@ class Switching(Noted):
 def test_a_module_that_switches_its_optimization_continues(tmp_path, stop):
     """Its own steps use the gradients that Lightning's have left."""
 
-    def fitted(folder, **moments):
-        as_in_a_new_process()
-        options = {
-            "max_epochs": 3,
-            "strict": True,
-            "limit_val_batches": 0,
-        }  # which removes gradients
-        fits = trainer(tmp_path / folder, **options)
-        model = Switching(**moments)
-        fits.fit(model)
-        return weights(model), fits.global_step
-
-    alone = fitted("alone")
-    with interrupted():
-        fitted("run", stop=stop)
-    assert fitted("run") == alone
+    # A validation removes gradients.
+    train = training(Switching, max_epochs=3, strict=True, limit_val_batches=0)
+    alone, resumed = alone_and_resumed(train, tmp_path, stop)
+    assert weights(resumed) == weights(alone) and resumed.global_step == alone.global_step
     assert max(saved(tmp_path / "run")) == 12

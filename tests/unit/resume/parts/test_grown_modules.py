@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_fits import Noted, interrupted, trainer, weights
+from short_fits import Noted, alone_and_resumed, training, weights
 from torch import nn
 
 from sagemaker_lightning.resume.parts.grown_modules import GrownModules
@@ -80,15 +80,8 @@ class Replacing(Noted):
 
 
 def test_a_layer_in_the_place_of_another_one_is_trained_on(tmp_path):
-    def fitted(folder, **moments):
-        made = trainer(folder)
-        made.fit(model := Replacing(**moments))
-        return weights(model)
-
-    alone = fitted(tmp_path / "alone")
-    with interrupted():
-        fitted(tmp_path / "run", stop="batch 1:2")
-    assert fitted(tmp_path / "run") == alone and len(alone) == 3 + 6
+    alone, resumed = map(weights, alone_and_resumed(training(Replacing), tmp_path, "batch 1:2"))
+    assert resumed == alone and len(alone) == 3 + 6
 
 
 class Aided(Noted):
@@ -107,17 +100,9 @@ class Aided(Noted):
         return super().training_step(batch, batch_idx)
 
 
-def trained(folder, **moments):
-    made = trainer(folder)
-    made.fit(model := Aided(**moments))
-    return weights(model)
-
-
 def test_a_head_with_an_optimizer_of_its_own_that_is_made_while_training_comes_back(tmp_path):
-    alone = trained(tmp_path / "alone")
-    with interrupted():
-        trained(tmp_path / "run", stop="batch 1:2")
-    assert trained(tmp_path / "run") == alone and len(alone) == 6
+    alone, resumed = map(weights, alone_and_resumed(training(Aided), tmp_path, "batch 1:2"))
+    assert resumed == alone and len(alone) == 6
 
 
 class Widening(Noted):
@@ -133,12 +118,6 @@ class Widening(Noted):
 
 @pytest.mark.parametrize("stop", ["batch 1:2", "end 1", "batch 2:1"])
 def test_a_new_part_is_trained_on_when_data_are_made_anew(tmp_path: Path, stop):
-    def program(folder: str, **moments) -> Widening:
-        fits = trainer(tmp_path / folder, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-        fits.fit(model := Widening(**moments))
-        return model
-
-    alone = program("alone")
-    with interrupted():
-        program("run", stop=stop)
-    assert weights(program("run")) == weights(alone)
+    train = training(Widening, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    alone, resumed = alone_and_resumed(train, tmp_path, stop)
+    assert weights(resumed) == weights(alone)

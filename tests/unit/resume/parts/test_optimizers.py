@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning.callbacks import StochasticWeightAveraging
-from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    trainer,
+    training,
+    weights,
+)
 from torch import nn
 from torch.optim.swa_utils import SWALR
 from untrained import in_epoch_5, run_of
@@ -89,17 +97,7 @@ class Weighing(Noted):
 
 
 def test_a_group_that_the_model_keeps_is_the_optimizers_after_a_resume(tmp_path):
-    def fitted(folder, **moments):
-        as_in_a_new_process()
-        torch.manual_seed(1)
-        model = Weighing(**moments)
-        trainer(tmp_path / folder).fit(model)
-        return model
-
-    alone = fitted("alone")
-    with interrupted():
-        fitted("run", stop="batch 1:1")
-    resumed = fitted("run")
+    alone, resumed = alone_and_resumed(training(Weighing), tmp_path, "batch 1:1")
     assert resumed.group is resumed.optimizers().optimizer.param_groups[0]
     assert weights(resumed) == weights(alone)
 
@@ -124,17 +122,8 @@ class Jittered(Noted):
 
 
 def test_a_generator_of_an_optimizers_continues(tmp_path):
-    def fitted(folder, **moments):
-        as_in_a_new_process()
-        torch.manual_seed(1)
-        model = Jittered(**moments)
-        trainer(tmp_path / folder).fit(model)
-        return weights(model)
-
-    alone = fitted("alone")
-    with interrupted():
-        fitted("run", stop="batch 1:1")
-    assert fitted("run") == alone
+    alone, resumed = alone_and_resumed(training(Jittered), tmp_path, "batch 1:1")
+    assert weights(resumed) == weights(alone)
 
 
 class Rescheduled(Noted):
@@ -281,12 +270,6 @@ def test_what_a_users_schedule_keeps_beside_its_state_dict_comes_back(tmp_path):
         def lr_scheduler_step(self, scheduler, metric):
             scheduler.step()
 
-    def window(folder, **moments):
-        fits = trainer(tmp_path / folder, logger=False)
-        fits.fit(Scheduled(**moments))
-        return fits.lr_scheduler_configs[0].scheduler.window
-
-    alone = window("alone")
-    with interrupted():
-        window("run", stop="batch 1:1")
-    assert window("run") == alone
+    models = alone_and_resumed(training(Scheduled, logger=False), tmp_path, "batch 1:1")
+    alone, resumed = (each.lr_schedulers().window for each in models)
+    assert resumed == alone

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from pytorch_lightning.callbacks import BaseFinetuning
-from short_fits import Noted, interrupted, trainer
+from short_fits import Noted, alone_and_resumed, trainer
 from torch import nn
 from untrained import in_epoch_5, run_of
 
@@ -117,8 +117,5 @@ def test_two_callbacks_add_groups_to_an_optimizer(tmp_path):
         fitted.fit(model)
         return {name: value.tolist() for name, value in model.state_dict().items()}
 
-    alone = train(tmp_path / "alone")
-    for stop in ("batch 1:2", "batch 2:2"):
-        with interrupted():
-            train(tmp_path / "run", stop)
-    assert train(tmp_path / "run") == alone
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:2", "batch 2:2")
+    assert resumed == alone

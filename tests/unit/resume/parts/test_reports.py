@@ -2,8 +2,7 @@
 
 from types import SimpleNamespace
 
-import pytorch_lightning as pl
-from short_fits import Noted, interrupted, trainer, weights
+from short_fits import Noted, alone_and_resumed, trainer, training, weights
 from torch import nn
 
 from sagemaker_lightning.resume.parts import reports as module_of_reports
@@ -23,22 +22,11 @@ class Growing(Noted):
             self.optimizers().optimizer.add_param_group({"params": self.layers[-1].parameters()})
 
 
-def trained(folder, **moments: str) -> pl.Trainer:
-    """Return a trainer that has trained a growing model."""
-    made = trainer(folder, max_epochs=3)
-    made.fit(Growing(**moments))
-    return made
-
-
 def test_layers_that_are_made_while_training_and_trained_come_back(tmp_path, capfd):
-    alone = trained(tmp_path / "alone")
-    for moment in ("batch 1:2", "batch 2:1"):
-        with interrupted():
-            trained(tmp_path / "run", stop=moment)
-    resumed = trained(tmp_path / "run")
-    assert weights(resumed.lightning_module) == weights(alone.lightning_module)
-    assert len(resumed.lightning_module.layers) == 2
-    rates = [[group["lr"] for group in of.optimizers[0].param_groups] for of in (resumed, alone)]
+    train = training(Growing, max_epochs=3)
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:2", "batch 2:1")
+    assert weights(resumed) == weights(alone) and len(resumed.layers) == 2
+    rates = [[group["lr"] for group in of.optimizers().param_groups] for of in (resumed, alone)]
     assert rates[0] == rates[1] and len(rates[0]) == 3
     assert "made while training" not in capfd.readouterr().out
 

@@ -5,7 +5,7 @@ import pytorch_lightning as pl
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from user_state import Model, state_of
 
-from sagemaker_lightning.resume.parts.trainer_settings import HAS_VALIDATED, TrainerSettings
+from sagemaker_lightning.resume.parts.trainer_settings import HAS_VALIDATED
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
@@ -89,18 +89,6 @@ def test_another_number_of_ranks_has_its_own_number_of_batches():
         expected = 4 if same_ranks else 2
         assert other.trainer.val_check_batch == other.trainer.fit_loop.max_batches == expected
         assert other.trainer.log_every_n_steps == 5
-
-
-def test_data_are_made_with_the_settings_of_when_they_were_made():
-    state = state_of()
-    settings = state.run.part(TrainerSettings)
-    state.trainer.limit_train_batches, state.trainer.limit_val_batches = 5, 6
-    with settings.as_saved({"limit_train_batches": 2, "val_check_batch": 9, "unknown": 1}):
-        assert state.trainer.limit_train_batches == 2
-        assert state.trainer.limit_val_batches == 1.0  # as at the start
-        state.trainer.val_check_batch = 3  # as Lightning sets it
-    limits = state.trainer.limit_train_batches, state.trainer.limit_val_batches
-    assert limits == (5, 6) and state.trainer.val_check_batch == 3
 
 
 class Limiting(pl.Callback):

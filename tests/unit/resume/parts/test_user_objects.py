@@ -35,8 +35,6 @@ from user_state import (
     trainer_of,
 )
 
-from sagemaker_lightning.compat import lightning_loops
-from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.modes import Modes
@@ -45,9 +43,7 @@ from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import (
     UserObjects,
-    parts_of_modules,
     run_creating_hooks,
-    without_pruning,
 )
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph import values
@@ -323,28 +319,6 @@ def test_data_that_are_made_again_while_training_are_reported_for_training_alone
     assert not any("val." in name for name in data)
 
 
-@pytest.mark.parametrize(
-    ("point", "is_due", "is_given", "is_saved"),
-    [
-        (ResumePoint.EPOCH, False, False, True),
-        (ResumePoint.EPOCH, True, False, False),
-        (ResumePoint.EPOCH, True, True, True),
-        (ResumePoint.BATCH, True, False, True),
-    ],
-)
-def test_data_that_the_next_epoch_makes_anew_are_not_saved(
-    monkeypatch, point, is_due, is_given, is_saved
-):
-    """Loaders that are given to `fit` stay."""
-    monkeypatch.setattr(lightning_loops, "loaders_are_due", lambda trainer: is_due)
-    monkeypatch.setattr(lightning_loops, "loaders_are_given", lambda trainer: is_given)
-    points = Points(level=1.0)
-    state = state_of(train=[DataLoader(points)])
-    points.level = 2.0
-    saved = values_of(state.objects.save(point, None))
-    assert any(name.endswith("dataset.level") for name in saved) is is_saved
-
-
 # What is restored ---------------------------------------------------------------------------------
 
 
@@ -507,16 +481,6 @@ def test_a_state_that_cannot_be_saved_is_reported(capsys):
     assert line.startswith(f"user_state.Model.inner holds a user_state.Row{UNSAVED}")
 
 
-def test_an_optimizer_made_while_training_comes_back_with_its_object(capsys):
-    state = state_of(model := Model(inner=None))
-    model.inner = SGD(model.body.parameters(), 0.5)
-    assert not told(capsys, state)
-    saved = state.encode_changes()
-    assert saved["stateful_objects"] == {}
-    state_of(other := Model(inner=None)).restore(saved)
-    assert other.inner.param_groups[0]["params"][0] is other.body[0].weight
-
-
 def test_a_state_beyond_whose_memory_a_fused_kernel_would_write_is_refused():
     state = state_of(model := Model(inner=None))
     weight = model.body[0].weight
@@ -663,51 +627,6 @@ def test_a_flag_of_a_dataset_is_left_if_what_it_tells_of_is_missing():
 # Data ---------------------------------------------------------------------------------------------
 
 
-def test_the_state_that_data_depend_on():
-    """Of the model and the callbacks; a dataset's own generators are seeded."""
-    model = Model(count=0, rng=np.random.default_rng(1))
-    points = Points(rng=np.random.default_rng(1))
-    state = state_of(model, train=[DataLoader(points)])
-    model.count = 3
-    saved = state.run.part(DataEpoch).state_of_objects()
-    assert values_of(saved) == {"model.count": 3} and set(saved["generators"]) == {"model.rng"}
-    drawn = model.rng.random()
-    model.count = 4
-    state.run.part(DataEpoch).restore_objects(saved)
-    assert model.count == 3 and model.rng.random() == drawn
-    state.run.part(DataEpoch).restore_objects(saved | {"generators": {}})
-
-
-def test_samplers_get_what_has_changed_since_they_have_drawn():
-    """And so does what they share with others; of generators, those of samplers alone."""
-
-    def made() -> SimpleNamespace:
-        rng = np.random.default_rng(1)
-        shared = Holding(count=0)
-        order = Order(count=0, rng=rng, shared=shared)
-        points = Points(count=0)
-        loader = DataLoader(points, sampler=order)
-        model = Model(count=0, rng=rng, other=np.random.default_rng(2))
-        state = state_of(model, shared, train=[loader])
-        return SimpleNamespace(**locals())
-
-    run = made()
-    for owner in (run.shared, run.order, run.points, run.model, run.loader):
-        owner.count = 3
-    expected, _ = run.rng.random(2), run.model.other.random()
-    expected = run.rng.bit_generator.state
-    saved = run.state.encode_changes()
-    restored = made()
-    restored.state.restore_after_drawing(saved)
-    assert restored.order.count == restored.shared.count == restored.loader.count == 3
-    assert restored.points.count == restored.model.count == 3
-    assert restored.rng.bit_generator.state == expected
-    fresh = np.random.default_rng(2).bit_generator.state
-    assert restored.model.other.bit_generator.state == fresh
-    del saved["generators"]["model.rng"]
-    restored.state.restore_after_drawing(saved)
-
-
 class Starting(Callback):
     """Makes something when an epoch starts."""
 
@@ -777,25 +696,6 @@ def test_arrays_of_a_model_that_was_trained_before_are_not_compared():
     assert part.digest(saved, {}) == {"the length of x": 3}
     state.run.resumed.saved_at = ResumePoint.EPOCH
     assert part.digest(saved, {}) == {}
-
-
-@pytest.mark.parametrize("function", [without_pruning, parts_of_modules])
-def test_pruned_weights_are_left_to_the_weights(function):
-    """They are pruned again once the optimizers have their parameters."""
-    names = ["buffer w_mask", "parameter w_orig", "w", "buffer own_mask", "module more"]
-    note = {"names": names, "gone": ["parameter w", "parameter gone"]}
-    node = ["object", "model.line", note, [[1], [2], [3], [4], [5]], None]
-    kind, path, note, references, content = function(node)
-    assert (kind, path, content) == ("object", "model.line", None)
-    assert note["names"] == ["buffer own_mask", "module more"] and references == [[4], [5]]
-    assert "parameter w" not in note["gone"]
-
-
-def test_other_objects_are_left_as_they_are():
-    node = ["list", "model.seen", None, [1, 2], None]
-    assert without_pruning(node) is node and parts_of_modules(node) is None
-    node = ["object", "model", {"names": ["count"]}, [1], None]
-    assert without_pruning(node) is node and parts_of_modules(node) is None
 
 
 def test_data_that_two_loaders_share_may_have_the_name_of_either():

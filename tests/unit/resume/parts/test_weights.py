@@ -1,12 +1,21 @@
 """The model's weights, and what the model gets while it is trained: it comes back, or is said."""
 
 import copy
+import functools
 from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    trainer,
+    training,
+    weights,
+)
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
@@ -100,10 +109,7 @@ def fitted(folder, make, **moments):
 
 
 def test_a_teacher_copied_while_training_is_there_again(tmp_path, capsys):
-    alone = fitted(tmp_path / "alone", Taught)
-    with interrupted():
-        fitted(tmp_path / "run", Taught, stop="batch 1:1")
-    resumed = fitted(tmp_path / "run", Taught)
+    alone, resumed = alone_and_resumed(training(Taught), tmp_path, "batch 1:1")
     assert weights(resumed) == weights(alone) and "teacher.weight" in resumed.state_dict()
     assert not resumed.teacher.weight.requires_grad
     assert "cannot" not in capsys.readouterr().out
@@ -157,11 +163,8 @@ def test_torch_compile_may_be_switched_between_runs(tmp_path, capsys, before, af
     ids=["tied", "deleted", "None"],
 )
 def test_a_layer_that_is_tied_or_removed_while_training_is_so_after_each_resume(tmp_path, change):
-    alone = fitted(tmp_path / "alone", Helped, change=change)
-    for stop in ("batch 1:1", "batch 1:2"):
-        with interrupted():
-            fitted(tmp_path / "run", Helped, change=change, stop=stop)
-    resumed = fitted(tmp_path / "run", Helped, change=change)
+    train = training(functools.partial(Helped, change))
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:1", "batch 1:2")
     assert weights(resumed) == weights(alone)
     has_aid = getattr(resumed, "aid", None) is not None
     assert not has_aid or resumed.aid.weight is resumed.line.weight
@@ -319,10 +322,7 @@ def test_weights_lie_in_memory_as_training_has_put_them():
 
 
 def test_a_part_that_is_cast_while_training_is_so_after_a_resume(tmp_path):
-    alone = fitted(tmp_path / "alone", Casting)
-    with interrupted():
-        fitted(tmp_path / "run", Casting, stop="batch 1:1")
-    resumed = fitted(tmp_path / "run", Casting)
+    alone, resumed = alone_and_resumed(training(Casting), tmp_path, "batch 1:1")
     assert weights(resumed) == weights(alone) and resumed.frozen.weight.dtype is torch.bfloat16
 
 
@@ -405,16 +405,6 @@ def test_weights_are_pruned_again():
     assert torch.equal(model[0].weight_mask, mask) and torch.equal(model[0].weight_orig, original)
     assert torch.equal(model[0].weight, trained[0].weight)
     assert weights_part.take_later_weights(dict(trained.state_dict()), trained, set()) == {}
-
-
-def test_a_model_without_a_part_that_a_hook_had_made_is_refused(tmp_path):
-    """A hook that makes it at the start of training may have gone."""
-    model = nn.Linear(1, 1)
-    run = resuming(run_of(in_epoch_5(lightning_module=model), tmp_path), checkpoint={})
-    part = run.part(weights_part.Weights)
-    part.later = {"head.weight": torch.ones(1)}
-    with pytest.raises(UserError, match="step 12 is of another run: its model has head.weight, "):
-        part.restore({"state_dict": dict(model.state_dict())}, Moment.TRAINING)
 
 
 class Counts(pl.Callback):

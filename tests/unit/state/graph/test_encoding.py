@@ -3,8 +3,6 @@
 Each object comes back once, under all its names, and what has not changed is not written.
 """
 
-from collections import deque
-
 import numpy as np
 import pytest
 import torch
@@ -14,49 +12,40 @@ from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.kinds.views import MAX_EXPANDED
 from sagemaker_lightning.state.graph.start import Start
-from sagemaker_lightning.state.graph.state import GraphState
+
+SHARED = {
+    "an object's attributes": (
+        lambda: Thing(config=(config := Thing(rate=2.0)), head=Thing(config=config)),
+        lambda model: setattr(model.config, "rate", 0.5),
+        lambda model: (model.head.config, model.config, model.config.rate == 0.5),
+    ),
+    "an attribute and an element": (
+        lambda: Thing(stages=(stages := [Thing(noise=0.0), Thing(noise=0.5)]), stage=stages[0]),
+        lambda model: setattr(model, "stage", model.stages[1]),
+        lambda model: (model.stage, model.stages[1], model.stage.noise == 0.5),
+    ),
+    "a list and a dict": (
+        lambda: Thing(losses=(losses := []), logs={"loss": losses}),
+        lambda model: model.losses.append(1.5),
+        lambda model: (model.logs["loss"], model.losses, model.losses == [1.5]),
+    ),
+    "two new names": (
+        Thing,
+        lambda model: vars(model).update(first=(first := [1]), both={"first": first}),
+        lambda model: (model.both["first"], model.first, model.first == [1]),
+    ),
+    "weights that are tied": (
+        lambda: Thing(first=torch.nn.Linear(2, 2), second=torch.nn.Linear(2, 2)),
+        lambda model: setattr(model.second, "weight", model.first.weight),
+        lambda model: (model.second.weight, model.first.weight, True),
+    ),
+}
 
 
-def test_two_attributes_of_one_object_share_it_after_a_resume():
-    def make():
-        config = Thing(rate=2.0)
-        return Thing(config=config, head=Thing(config=config))
-
-    def change(model):
-        model.config.rate = 0.5
-
-    _, resumed = train(make, change)
-    assert resumed.head.config is resumed.config and resumed.config.rate == 0.5
-
-
-def test_an_attribute_points_to_the_element_of_a_list_that_it_had():
-    def make():
-        stages = [Thing(noise=0.0), Thing(noise=0.5)]
-        return Thing(stages=stages, stage=stages[0])
-
-    def change(model):
-        model.stage = model.stages[1]
-
-    _, resumed = train(make, change)
-    assert resumed.stage is resumed.stages[1]
-
-
-def test_a_list_that_a_dict_holds_too_is_one_list():
-    def make():
-        losses = []
-        return Thing(losses=losses, logs={"loss": losses})
-
-    _, resumed = train(make, lambda model: model.losses.append(1.5))
-    assert resumed.logs["loss"] is resumed.losses == [1.5]
-
-
-def test_two_new_names_of_a_new_object_share_it():
-    def change(model):
-        model.first = [1]
-        model.both = {"first": model.first}
-
-    _, resumed = train(Thing, change)
-    assert resumed.both["first"] is resumed.first == [1]
+@pytest.mark.parametrize(("make", "change", "found"), SHARED.values(), ids=SHARED)
+def test_two_names_of_one_object_share_it_after_a_resume(make, change, found):
+    first, second, is_changed = found(train(make, change)[1])
+    assert first is second and is_changed
 
 
 @pytest.mark.parametrize(
@@ -91,36 +80,6 @@ def test_parameters_as_keys_of_a_dict_are_the_resumed_models():
     trained, resumed = train(make, change)
     assert list(map(id, resumed.shadow)) == list(map(id, resumed.parameters()))
     assert all(map(torch.equal, resumed.shadow.values(), trained.shadow.values()))
-
-
-def test_a_weight_that_is_tied_to_another_one_is_tied_again():
-    def make():
-        return Thing(first=torch.nn.Linear(2, 2), second=torch.nn.Linear(2, 2))
-
-    def change(model):
-        model.second.weight = model.first.weight
-
-    _, resumed = train(make, change)
-    assert resumed.second.weight is resumed.first.weight
-
-
-def test_what_was_removed_stays_so_after_each_resume():
-    def make():
-        return Thing(net=Net(), cache=[1], warm=True)
-
-    model = make()
-    start = Start({"model": model})
-    del model.net.body, model.cache, model.warm
-    record = encode({"model": model}, start).record
-    for _ in range(2):
-        model = make()
-        state = GraphState(lambda model=model: {"model": model})
-        state.begin()
-        state.restore(through_a_file(record))
-        assert not hasattr(model.net, "body")
-        assert not hasattr(model, "cache") and not hasattr(model, "warm")
-        state.mark()  # as a run that has just resumed does
-        record = state.encode()
 
 
 def test_a_state_dict_that_is_kept_is_still_a_view_of_the_weights():
@@ -340,29 +299,3 @@ def test_an_attribute_that_was_removed_is_removed():
 
     _, resumed = train(make, lambda model: delattr(model, "first"))
     assert vars(resumed) == {"second": 2}
-
-
-def test_a_long_table_of_plain_data_is_written_once_it_changes():
-    def make():
-        return Thing(rows=[[number, str(number)] for number in range(70_000)])
-
-    assert record_of(make, lambda model: None)[0]["nodes"] == "[]"
-
-    def change(model):
-        model.rows[69_999][0] = -1
-
-    _, resumed = train(make, change)
-    assert resumed.rows[69_999] == [-1, "69999"] and resumed.rows[0] == [0, "0"]
-
-
-def test_very_many_small_arrays_are_written_as_few():
-    def change(model):
-        model.buffer = deque(
-            (np.full(3, step), torch.full((2,), step), step) for step in range(1_000)
-        )
-
-    record, _ = record_of(Thing, change)
-    assert len(record["tensors"]) == 2
-    _, resumed = train(Thing, change)
-    array, tensor, step = resumed.buffer[-1]
-    assert (array.tolist(), tensor.tolist(), step) == ([999] * 3, [999] * 2, 999)

@@ -1,5 +1,6 @@
 """A value comes back as it was, or is refused with its place; what is forged is refused."""
 
+import datetime as dt
 import enum
 import io
 import random
@@ -149,6 +150,16 @@ class Image(torch.Tensor):
         [(torch.ones(1), torch.ones(1).to_sparse())[k % 2] for k in range(300)],
         Inner.Row(1, 2),
         [Inner.Row(1, 2)],
+        {"a": 1, 2: [3], (1, "b"): {4}, None: (5,)},
+        dt.date(2026, 11, 25),
+        dt.datetime(2026, 11, 25, 1, 2, 3, 4, fold=1),
+        dt.datetime(2026, 11, 25, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+        dt.timedelta(days=-1, microseconds=3),
+        dt.time(1, 2, tzinfo=dt.UTC),
+        torch.device("cpu"),
+        float("inf"),
+        10**40,
+        np.dtype([("a", "<i4"), ("b", "<f8")]),
     ],
     ids=lambda value: type(value).__name__,
 )
