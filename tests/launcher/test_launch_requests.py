@@ -162,26 +162,6 @@ def test_instance_groups_with_channels_of_their_own(launch):
     assert [source["InstanceGroupNames"] for source in sources] == [["data"], ["data", "gpu"]]
 
 
-def test_keep_alive_and_a_spot_jobs_default_wait(launch):
-    assert (
-        request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", "--keep-alive=600"))[
-            "ResourceConfig"
-        ]["KeepAlivePeriodInSeconds"]
-        == 600
-    )
-    spot = request_of(
-        launch(
-            *NEEDED_FLAGS,
-            UNCHECKED_FLAG,
-            "--dry-run",
-            "--spot",
-            "--checkpoints=s3://my-bucket/c",
-            "--max-run=50",
-        )
-    )
-    assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 50, "MaxWaitTimeInSeconds": 100}
-
-
 def test_an_image_in_a_registry_of_the_vpc(launch):
     completed = launch(
         *(
@@ -243,10 +223,6 @@ def test_hyperparameters_go_out_as_they_were_typed(launch):
 MISTAKES = {
     "no key": (["epochs"], "hyperparameter: found 'epochs', expected KEY=VALUE"),
     "a key twice": (["a=1", "a=2"], "hyperparameter: found a twice"),
-    "101 hyperparameters": (
-        [f"k{k}=1" for k in range(101)],
-        "101 entries in its value, expected 0 to 100 entries",
-    ),
     "a long value": (
         [f"a.b={'x' * 2501}"],
         "hyperparameter a.b: found 2501 characters in its value",
@@ -266,25 +242,16 @@ MISTAKES = {
         ["--spot", "--checkpoints=s3://my-bucket/c", "--keep-alive=9"],
         "--keep-alive: not allowed",
     ),
-    "a long keep-alive": (
-        ["--keep-alive=21601"],
-        "--keep-alive: found 21601, expected 0 to 21600",
-    ),
-    "31 retries": (["--retries=31"], "--retries: found 31, expected 1 to 30"),
-    "an instance type": (["--instance-type=ml.g5.xlrage"], "--instance-type: found 'ml.g5.xlrage'"),
     "no instance": (
         ["--instance-count=0"],
         "--instance-count: found '0', expected a whole number above 0",
     ),
+    "an instance type": (["--instance-type=ml.g5.xlrage"], "--instance-type: found 'ml.g5.xlrage'"),
     "a role": (
         [f"--role={ACCOUNT}/SageMaker"],
         "--role: found '123456789012/SageMaker', expected the ARN of a role, arn:aws:iam::",
     ),
     "a role's name": (["--role=Trainer"], "--role: found 'Trainer', expected the ARN of a role"),
-    "a role elsewhere": (
-        [f"--role=arn:aws-cn:iam::{ACCOUNT}:role/x"],
-        "--role: found a role in aws-cn",
-    ),
     "an image elsewhere": (
         ["--region=eu-west-1"],
         "--image: found an image in us-east-1, but the job is to run in eu-west",
@@ -296,11 +263,6 @@ MISTAKES = {
     "an image in capitals": (
         [f"--image={IMAGE.replace('sagemaker', 'SageMaker')}"],
         "expected an address in Amazon ECR, ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with",
-    ),
-    "a region": (["--region=mars"], "--region: found 'mars'"),
-    "a bucket's name of one letter": (
-        ["--output=s3://b/jobs"],
-        "--output: found 's3://b/jobs', expected s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-cas",
     ),
     "a metric's expression": (
         ["--metric=loss=loss=([0-9"],
@@ -314,14 +276,6 @@ MISTAKES = {
     "more than 32 bits": (
         ["--volume-size=2147483648"],
         "--volume-size: found 2147483648, expected 0 to 2147483647",
-    ),
-    "a group of none": (
-        ["--instance-group=a=ml.g5.xlarge:0"],
-        "found 'a=ml.g5.xlarge:0', expected NAME=TYPE:COUNT with a COUNT above 0",
-    ),
-    "a bucket's name": (
-        ["--output=s3://My_Bucket/x"],
-        "--output: found 's3://My_Bucket/x', expected s3://BUCKET/PREFIX",
     ),
     "no address": (
         ["--channel=training=cifar10"],
@@ -357,16 +311,10 @@ MISTAKES = {
         "expected a group for all channels or for none",
     ),
     "a group's type": (["--instance-group=a=ml.x:1"], "--instance-group: found 'ml.x'"),
-    "a group's form": (["--instance-group=ml.g5.xlarge:1"], "expected NAME=TYPE:COUNT"),
-    "groups and a type": (
-        ["--instance-group=a=ml.g5.xlarge:1", "--instance-type=ml.g5.xlarge"],
-        "--instance-group: not allowed with --instance-type",
-    ),
     "only subnets": (["--subnet=subnet-1"], "--security-group: found none"),
     "only security groups": (["--security-group=sg-1"], "--subnet: found none"),
     "a variable's name": (["--env=MY-VAR=1"], "--env: found 'MY-VAR'"),
     "a tag's character": (["--tag=a=<b>"], "--tag: found '<b>'"),
-    "a long job name": ([f"--job-name={'x' * 64}"], "--job-name: found 64 characters in its value"),
     "a job name": (
         ["--job-name=my_job"],
         "--job-name: found 'my_job', expected up to 63 letters",
