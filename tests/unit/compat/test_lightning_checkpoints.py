@@ -179,8 +179,6 @@ class CountingModel(Noted):
 
 
 class CountingCallback(pl.Callback):
-    """Counts the calls of its hooks."""
-
     def __init__(self, calls: Counter[str]) -> None:
         self.count = calls.update
 

@@ -21,7 +21,6 @@ from sagemaker_lightning.contract.errors import UserError
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """A mesh of one rank."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()
