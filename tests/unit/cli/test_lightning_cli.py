@@ -319,14 +319,6 @@ def test_a_model_with_loaders_of_its_own_trains_on_them(channels, tmp_path):
     )
     again.trainer.fit(again.model)
     assert again.trainer.global_step == 8 and shared_out[0]
-    with pytest.raises(
-        UserError, match="--data.batch_size: the model has a train_dataloader of its own"
-    ):
-        cli("--model=diverging.Diverging", "--data.batch_size=3", channels=channels)
-    assert (
-        type(cli("--model=diverging.Diverging", "--data=DigitsDataModule").datamodule)
-        is DigitsDataModule
-    )
 
 
 def test_num_classes_may_equal_those_of_the_data():
@@ -382,8 +374,6 @@ def test_in_a_drill_the_folders_of_flags_are_the_drills(tmp_path):
 
 
 class Terminal(StringIO):
-    """An output that is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
