@@ -66,7 +66,6 @@ def weights(rehearsal: Rehearsal, job: str) -> dict[str, torch.Tensor]:
 
 
 def model_json(rehearsal: Rehearsal, job: str) -> dict:
-    """Return model.json of a job."""
     return json.loads(rehearsal.archive(job)["model.json"])
 
 

@@ -28,7 +28,6 @@ def make_docs(folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """Return a copy of this checkout."""
     python_of("docs")
     copy_checkout(tmp_path)
     (tmp_path / ".venvs").symlink_to(ROOT / ".venvs")

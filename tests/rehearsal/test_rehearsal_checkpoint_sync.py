@@ -27,7 +27,6 @@ from sagemaker_rehearsal.jobs.record import Saved
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of an Uploader."""
     fake_clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: fake_clock.now))
     return fake_clock
@@ -438,19 +437,3 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     uploader.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
     assert uploader.notes == [] and not uploader.seen["b"].uploaded
-
-
-@pytest.mark.slow
-def test_many_small_files(s3, tmp_path):
-    uploader = make_uploader(s3, tmp_path, markers=True)
-    uploader.start()
-    write_files(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
-    wait_until(
-        lambda: (
-            len(uploader.seen) == 200
-            and all(file.uploaded for file in list(uploader.seen.values()))
-        )
-    )
-    uploader.finish()
-    assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
-    assert uploader.notes == []

@@ -223,7 +223,6 @@ def test_what_the_hosts_of_a_job_reach_in_s3():
 
 
 def nested(levels: int) -> list:
-    """Return a list in a list in a list, and so on."""
     value: list = []
     for _ in range(levels):
         value = [value]
@@ -257,7 +256,6 @@ def test_what_the_model_does_not_have_is_not_kept():
 
 
 def algorithm(**more_fields) -> dict:
-    """Return an AlgorithmSpecification."""
     return {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | more_fields}
 
 

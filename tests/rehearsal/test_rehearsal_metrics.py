@@ -63,7 +63,6 @@ def test_a_wrong_expression_of_a_metric_is_refused(regex):
 
 
 def events(client, stream: str) -> list[str]:
-    """Return the messages of a stream."""
     key = {"logGroupName": logs.LOG_GROUP, "logStreamName": stream, "startFromHead": True}
     messages = []
     page = client.get_log_events(**key)

@@ -12,7 +12,6 @@ from sagemaker_rehearsal.jobs import layout
 
 
 def settings_of(*flags: str) -> settings.Settings:
-    """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
     return settings.from_flags(parser.parse_args(flags))

@@ -431,7 +431,6 @@ def test_what_a_client_signs(endpoint):
 
 
 def channel(uri: str) -> dict:
-    """Return a channel of a job."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
     return {
         "InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]

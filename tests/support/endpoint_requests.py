@@ -25,7 +25,6 @@ class Endpoint(Rehearsal):
 
     @property
     def port(self) -> int:
-        """Its port."""
         return urlsplit(self.endpoint).port
 
     @property

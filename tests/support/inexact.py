@@ -18,8 +18,6 @@ CALLS = Queue()  # of a function that counts; no checkpoint has a library's obje
 
 
 class Points(Dataset):
-    """Points."""
-
     def __len__(self) -> int:
         return 32
 
@@ -42,11 +40,9 @@ class Data(LightningDataModule):
     collate = None
 
     def train_dataloader(self):
-        """Return a loader that shuffles."""
         return DataLoader(self.points(), 4, shuffle=True, collate_fn=self.collate)
 
     def val_dataloader(self):
-        """Return a loader in order."""
         return DataLoader(Points(), 8)
 
 
@@ -70,24 +66,19 @@ class Joined(Data):
 
 
 class Model(LightningModule):
-    """A regression."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1))
 
     def training_step(self, batch, batch_idx):
-        """Return the loss."""
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("train_loss", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
-        """Log the loss."""
         self.log("val_loss", nn.functional.mse_loss(self.layers(batch[0]), batch[1]))
 
     def configure_optimizers(self):
-        """Return Adam."""
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
@@ -104,7 +95,6 @@ class Rate(Model):
     """Has a learning rate that depends on a counter of its own."""
 
     def configure_optimizers(self):
-        """Return Adam and a schedule."""
         optimizer = super().configure_optimizers()
         calls = map(abs, range(1000))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + next(calls)))
@@ -145,15 +135,11 @@ class Failing(Model):
     """Fails in its training step."""
 
     def training_step(self, batch, batch_idx):
-        """Raise."""
         raise RuntimeError("the third moon is in the wrong house")
 
 
 class FailsOnResume(Model):
-    """Fails when it is resumed."""
-
     def on_load_checkpoint(self, checkpoint):
-        """Raise."""
         raise RuntimeError("no such moon")
 
 
@@ -161,7 +147,6 @@ class Hanging(Model):
     """Takes over the signals, as an event loop in the process does, and then waits for ever."""
 
     def on_train_start(self):
-        """Take over the signals."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: time.sleep(10_000))
 
@@ -170,7 +155,6 @@ class Deaf(Model):
     """Ignores all signals."""
 
     def on_train_start(self):
-        """Ignore the signals."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

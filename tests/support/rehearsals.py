@@ -57,7 +57,6 @@ class Rehearsal:
 
     @property
     def python(self) -> Path:
-        """The Python that runs it."""
         return python_of("rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
@@ -219,7 +218,6 @@ class Rehearsal:
             time.sleep(0.2)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys in the bucket."""
         objects = self.s3.list_objects_v2(Bucket="rehearsal", Prefix=prefix)
         return [entry["Key"] for entry in objects.get("Contents", [])]
 

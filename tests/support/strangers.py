@@ -93,8 +93,6 @@ class Lazily(Points):
 
 
 class Timed(Points):
-    """Points that depend on the time."""
-
     def noise(self) -> float:
         """Return a number from the clock, which nobody can return again."""
         return time.time() % 1
@@ -172,11 +170,9 @@ class Saved(IterableDataset):
         self.at = 0
 
     def state_dict(self):
-        """Return the position."""
         return {"at": self.at, "epoch": self.epoch}
 
     def load_state_dict(self, state):
-        """Go to the position."""
         self.at = state["at"]
         self.epoch = state["epoch"]
 
@@ -241,7 +237,6 @@ class Data(LightningDataModule):
         self.workers = {"num_workers": workers, "persistent_workers": persistent}
 
     def one(self, size: int):
-        """Return a loader."""
         order = {"sampler": SAMPLERS[self.sampler]()} if self.sampler else {"shuffle": True}
         order = {} if self.dataset in ("stream", "saved") else order
         return KINDS[self.kind](
@@ -249,15 +244,12 @@ class Data(LightningDataModule):
         )
 
     def train_dataloader(self):
-        """Return the loaders."""
         if not self.several:
             return self.one(4)
         return {"a": self.one(4), "b": self.one(10)}
 
 
 class Validated(Data):
-    """Data with a validation."""
-
     def val_dataloader(self):
         """Return a loader that draws random numbers."""
         return DataLoader(Points(np.random.default_rng(4)), 10)
@@ -286,7 +278,6 @@ class Named(Data):
         self.times = times
 
     def train_dataloader(self):
-        """Return a loader."""
         loader = self.one(self.samples)
         loader.dataset.level *= self.times
         return loader
@@ -305,23 +296,19 @@ class Model(LightningModule):
         self.head = nn.Linear(8, 1)
 
     def training_step(self, batch, batch_idx):
-        """Return the loss."""
         interrupt(f"{self.current_epoch}:{batch_idx}")
         if isinstance(batch, dict):
             return sum(self.loss(one) for one in batch.values() if one is not None)
         return self.loss(batch)
 
     def loss(self, batch):
-        """Return the loss."""
         return nn.functional.mse_loss(self.head(self.body(batch[0])), batch[1])
 
     def validation_step(self, batch, batch_idx):
-        """Log the loss."""
         interrupt(f"validation {self.global_step}")
         self.log("val_loss", self.loss(batch))
 
     def configure_optimizers(self):
-        """Return SGD."""
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
@@ -329,7 +316,6 @@ class Estimated(Model):
     """Asks Lightning for the number of steps."""
 
     def configure_optimizers(self):
-        """Return SGD and OneCycleLR."""
         optimizer = torch.optim.SGD(self.parameters(), 0.05)
         steps = self.trainer.estimated_stepping_batches
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
@@ -345,7 +331,6 @@ class Anchored(Model):
         self.anchor = batches[0] + sum(batches) / len(batches)
 
     def loss(self, batch):
-        """Return the loss."""
         return super().loss(batch) + (self.head.bias - self.anchor).square().sum()
 
 
@@ -353,7 +338,6 @@ class Augmented(Model):
     """Draws random numbers on the way to the device."""
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
-        """Add noise."""
         return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
 
 
@@ -361,7 +345,6 @@ class Augmenting(Model):
     """Draws random numbers on the way to the device, while it trains."""
 
     def on_before_batch_transfer(self, batch, dataloader_idx):
-        """Add noise."""
         noise = 0.1 * torch.randn_like(batch[0]) if self.trainer.training and self.training else 0
         return batch[0] + noise, batch[1]
 
@@ -374,7 +357,6 @@ class Adversarial(Model):
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        """Train both parts; return no loss."""
         for optimizer in self.optimizers():
             optimizer.zero_grad()
             self.manual_backward(super().training_step(batch, batch_idx))
@@ -395,7 +377,6 @@ class EvalMode(Model):
     """Has a part that is frozen when an epoch starts."""
 
     def on_train_epoch_start(self):
-        """Freeze the part."""
         self.body.eval()
 
 
@@ -407,7 +388,6 @@ class Unfrozen(Model):
         self.body.requires_grad_(False)
 
     def on_train_epoch_start(self):
-        """Train the part."""
         if self.current_epoch == 1:
             self.body.requires_grad_(True)
 
@@ -416,8 +396,6 @@ class NumpyCosine(Model):
     """Has a learning rate that becomes a numpy scalar."""
 
     def configure_optimizers(self):
-        """Return SGD and LambdaLR."""
-
         def rate(step: int) -> float:
             return (step + 1) / 10 if step < 10 else 0.5 * (1 + np.cos(np.pi * (step - 10) / 60))
 
@@ -427,8 +405,6 @@ class NumpyCosine(Model):
 
 
 class Sparse(Model):
-    """Has a sparse buffer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("adjacency", torch.eye(8).to_sparse())
@@ -513,7 +489,6 @@ class Remembering(Model):
         )
 
     def on_save_checkpoint(self, checkpoint):
-        """Save numpy numbers."""
         checkpoint["best"] = {"loss": np.min([1.0, 2.0]), "all": np.arange(3)}
 
     def on_load_checkpoint(self, checkpoint):
@@ -538,7 +513,6 @@ class Cycling(Model):
         self.signs = itertools.cycle(map(abs, [1.0, 1.1, 0.9, 1.2, 1.3] * 9))
 
     def loss(self, batch):
-        """Return the loss, weighed."""
         return super().loss(batch) * next(self.signs)
 
 
@@ -572,7 +546,6 @@ class Partial(Model):
         self.body[0].requires_grad_(False)
 
     def state_dict(self, *args, **kwargs):
-        """Return the head."""
         return {
             name: value
             for name, value in super().state_dict(*args, **kwargs).items()
@@ -596,7 +569,6 @@ class Logging(Model):
         self.save_hyperparameters()
 
     def on_train_start(self):
-        """Log before the first step."""
         for logger in self.loggers:
             logger.log_metrics({"begun": 1.0}, step=0)
             if isinstance(logger, TensorBoardLogger):
@@ -604,7 +576,6 @@ class Logging(Model):
                 logger.experiment.add_text("note", "begun")
 
     def loss(self, batch):
-        """Return the loss, and log it."""
         loss = super().loss(batch)
         if self.trainer.training:
             self.log("loss", loss, on_step=True, on_epoch=True)
@@ -650,7 +621,6 @@ class Unsavable(Model):
     """Saves an object that no checkpoint can hold, from the second epoch's end on."""
 
     def on_save_checkpoint(self, checkpoint):
-        """Save an object."""
         if self.global_step > 10:
             checkpoint["mine"] = {"thing": Points()}
 
@@ -664,7 +634,6 @@ class Alone(Model):
     batch = 5
 
     def train_dataloader(self):
-        """Return it."""
         return DataLoader(Points(), self.batch, shuffle=True)
 
 
@@ -675,6 +644,5 @@ class OwnRates(Callback):
     """Sets the learning rate from what only this rank knows."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        """Set the learning rate."""
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = 0.01 * (1 + trainer.global_rank)

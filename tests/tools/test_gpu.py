@@ -93,27 +93,14 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     assert report.text(Results.read(file)) in again.stdout  # the table comes from the file alone
 
 
-@pytest.mark.thorough  # a part that overruns, below
-@pytest.mark.slow
-def test_a_part_of_a_rehearsal(tmp_path):
-    completed = rehearse(f"--out={tmp_path}", "--commit=abc", "--parts=similarity")
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    (file,) = tmp_path.glob("gpu-*.json")
-    (part,) = json.loads(file.read_text())["parts"].values()
-    assert part["status"] == "complete" and part["records"][0].keys() >= FIELDS["similarity"]
-    assert report.text(Results.read(file)) in completed.stdout
-
-
 # What a part may do -------------------------------------------------------------------------------
 
 
 def value() -> dict:
-    """Return a value, as a measurement does."""
     return {"value": 1}
 
 
 def failing() -> dict:
-    """Fail."""
     raise ValueError("no such thing\nand more")
 
 
@@ -125,7 +112,6 @@ def leaving() -> dict:
 
 
 def crashing() -> dict:
-    """Crash."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -141,7 +141,6 @@ def test_this_environment_is_what_is_locked():
 
 
 def write_wheel(folder: Path, name: str, version: str) -> Path:
-    """Write a wheel with one module, and return it."""
     folder.mkdir(exist_ok=True)
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
     about = f"{name}-{version}.dist-info"

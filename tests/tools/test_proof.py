@@ -69,7 +69,6 @@ class Ranks:
         )
 
     def begin(self, resumes: bytes = b"", flags=(), **entries) -> ResumeCheck:
-        """Begin a run, or resume one."""
         known = {
             "journal": resumes,
             "world_size": self.trainer.world_size,

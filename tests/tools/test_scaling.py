@@ -81,24 +81,6 @@ def test_two_cores_are_compared_as_nodes():
     assert scaling("predict", *prediction_flags.split()).returncode == 0
 
 
-@pytest.mark.thorough  # the mistake itself: test_mistakes.py
-def test_a_training_that_fails_says_why():
-    completed = scaling("local", "--n", "1", "--", "--data.batch_size=0")
-    assert completed.returncode == 1
-    assert "error: --data.batch_size: found 0" in completed.stderr
-    assert completed.stderr.splitlines()[-1] == "error: ours-1: a training ended, see above"
-
-
-@pytest.mark.soak  # the numbers of turns are checked by the benchmark itself, too
-def test_turns_fit_into_an_epoch():
-    completed = scaling("local", "--n", "1", "--batch_size", "1000")
-    assert completed.returncode == 1
-    assert re.fullmatch(
-        r"error: --steps: \d+ steps in all turns of two nodes, but an epoch has 20\n",
-        completed.stderr,
-    )
-
-
 def test_a_step_by_hand():
     """A step computed by hand: 100 MB over 10 Gbps.
 

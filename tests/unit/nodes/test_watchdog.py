@@ -115,12 +115,10 @@ def test_a_watch_ends_although_a_task_drops_a_cancellation():
 
 
 def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:
-    """Return the connection of a rank."""
     return Heartbeat(watch.path, name)
 
 
 def die(rank_heartbeat: Heartbeat) -> None:
-    """End a rank."""
     rank_heartbeat.socket.close()
 
 
