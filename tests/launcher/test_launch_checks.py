@@ -50,10 +50,7 @@ def test_a_model_in_a_source_archive_is_not_checked_if_a_flag_says_so(launch):
 
 
 def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
-    """Ask the data module of the channels which flags there are.
-
-    CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks.
-    """
+    """CIFAR10DataModule, the default of a channel, has a flag that DigitsDataModule lacks."""
     with_channel = launch(*NEEDED_FLAGS, "--dry-run", DATA_FLAG, "data.download=false")
     assert with_channel.returncode == 0, with_channel.stderr
     without = launch(*NEEDED_FLAGS, "--dry-run", "data.download=false")

@@ -56,10 +56,7 @@ def call_sagemaker(
 
 
 def test_a_signed_request_passes(endpoint):
-    """A signed request passes.
-
-    Each attack below differs from this request in one thing, which is why it is refused.
-    """
+    """Each attack below differs from this request in one thing, which is why it is refused."""
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
         status, headers, body = send(
             endpoint, request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host))

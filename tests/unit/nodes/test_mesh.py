@@ -38,10 +38,7 @@ from sagemaker_lightning.nodes.messages import Fault, FaultKind
 
 @pytest.mark.slow
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
-    """All hosts wait for the last one, at the start and at the end.
-
-    The first host that starts cannot resolve the names of the others.
-    """
+    """The first host that starts cannot resolve the names of the others."""
     hosts.start("algo-2")
     first_ready = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
     hosts.start("algo-3")
