@@ -156,9 +156,8 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
         job["ModelArtifacts"]["S3ModelArtifacts"]
         == f"s3://rehearsal/output/{name}/output/model.tar.gz"
     )
-    assert (
-        job["TrainingTimeInSeconds"] >= 2 and job["BillableTimeInSeconds"] >= 2
-    )  # A worker that has ended is waited for.
+    assert job["TrainingTimeInSeconds"] >= 2
+    assert job["BillableTimeInSeconds"] >= 2
     assert rehearsal.archive(name) == {
         "shared": b"algo-2\n",
         "algo-1": b"algo-1\n",
@@ -404,11 +403,9 @@ def test_network_isolation(rehearsal, image, isolated):
     ).stdout.strip()
     rehearsal.wait_until_ended(name)
     host_line, endpoint_line = rehearsal.lines(name)["algo-1"]
-    assert (
-        "algo-1" in host_line
-        and internal == str(isolated).lower()
-        and (endpoint_line == "endpoint none") == isolated
-    )
+    assert "algo-1" in host_line
+    assert internal == str(isolated).lower()
+    assert (endpoint_line == "endpoint none") == isolated
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
@@ -567,10 +564,8 @@ def test_retries_are_spent(tmp_path, image):
             image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1}
         )
         job = server.wait_until_ended(name)
-        assert (
-            job["TrainingJobStatus"] == "Failed"
-            and "MaximumRetryAttempts is 1" in job["FailureReason"]
-        )
+        assert job["TrainingJobStatus"] == "Failed"
+        assert "MaximumRetryAttempts is 1" in job["FailureReason"]
         assert statuses(job).count("Interrupted") == 2
 
 
@@ -690,11 +685,9 @@ def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
         code,
         env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
     )
-    assert (
-        f"'{rehearsal.endpoint}'" in completed.stdout
-        and "mine" not in completed.stdout
-        and "URL_S3" not in completed.stdout
-    )
+    assert f"'{rehearsal.endpoint}'" in completed.stdout
+    assert "mine" not in completed.stdout
+    assert "URL_S3" not in completed.stdout
 
 
 @pytest.mark.parametrize(

@@ -119,18 +119,14 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     program, name, *flags = shlex.split(command.replace("\\\n", " "))
     assert (program, name) == (".venv/bin/python", "app/train.py")
     config = Parsed(SageMakerEnvironment(), flags, APPLICATION).config
-    assert (
-        config.data.class_path == "app.data.CIFAR10DataModule"
-        and config.data.init_args.data_dir == ".cache"
-    )
+    assert config.data.class_path == "app.data.CIFAR10DataModule"
+    assert config.data.init_args.data_dir == ".cache"
     job = SageMakerEnvironment(channels={"training": Path("/opt/ml/input/data/training")})
     config = Parsed(
         job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION
     ).config
-    assert (
-        config.data.init_args.data_dir == "/opt/ml/input/data/training"
-        and config.optimizer.init_args.lr == 1e-3
-    )
+    assert config.data.init_args.data_dir == "/opt/ml/input/data/training"
+    assert config.optimizer.init_args.lr == 1e-3
 
 
 @pytest.mark.slow

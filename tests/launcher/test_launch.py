@@ -104,10 +104,8 @@ def test_without_credentials_a_dry_run_says_what_it_did_not_check_and_a_job_is_n
     )
     completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG)
     assert (completed.returncode, completed.stdout) == (1, "")
-    assert (
-        completed.stderr.startswith("error: no AWS credentials found")
-        and completed.stderr.count("\n") == 1
-    )
+    assert completed.stderr.startswith("error: no AWS credentials found")
+    assert completed.stderr.count("\n") == 1
 
 
 MISSING_IN_AWS = {
@@ -194,10 +192,8 @@ def test_a_job_in_moto(aws, launch):
     )
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.startswith(f"started moto-1 in {REGION}\n")
-    assert (
-        "moto-1: Completed" in completed.stdout
-        and "model: s3://my-bucket/jobs/moto-1/output/model.tar.gz" in completed.stdout
-    )
+    assert "moto-1: Completed" in completed.stdout
+    assert "model: s3://my-bucket/jobs/moto-1/output/model.tar.gz" in completed.stdout
     sagemaker = client("sagemaker", aws)
     job = sagemaker.describe_training_job(TrainingJobName="moto-1")
     assert job["HyperParameters"] == {"trainer.max_epochs": "2"}

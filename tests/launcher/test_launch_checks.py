@@ -66,9 +66,8 @@ def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_pa
         DOCKER="no-docker-here",
     )
     assert absent.returncode == 0
-    assert (
-        "not checked: the hyperparameters: " in absent.stderr and "no-docker-here" in absent.stderr
-    )
+    assert "not checked: the hyperparameters: " in absent.stderr
+    assert "no-docker-here" in absent.stderr
 
 
 @pytest.mark.docker
@@ -145,11 +144,9 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     assert sent_variables == "TOKEN=secret value"
     assert "secret" not in line + completed.stderr
     if drilled:
-        assert (
-            completed.returncode == 1
-            and "the job is not exact, or cannot be drilled" in completed.stderr
-            and not completed.stdout
-        )
+        assert completed.returncode == 1
+        assert "the job is not exact, or cannot be drilled" in completed.stderr
+        assert not completed.stdout
     else:
         assert request_of(completed)["HyperParameters"] == {"trainer.max_epochs": "3"}
 
@@ -158,10 +155,9 @@ def test_a_drill_needs_the_data_here(launch):
     completed = launch(
         *NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", DATA_FLAG, "--drill", "--drill-data=other=."
     )
+    assert completed.returncode == 1
     assert (
-        completed.returncode == 1
-        and "--drill-data: found none for the channel training, which is at s3://"
-        in completed.stderr
+        "--drill-data: found none for the channel training, which is at s3://" in completed.stderr
     )
     completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", "--drill-data=training=.")
     assert completed.returncode == 1 and "--drill-data: found without --drill" in completed.stderr
@@ -202,7 +198,5 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
         1,
     ]
     assert values["epoch"] == [1.0] * len(values["epoch"]) and values["step"][:2] == [1.0, 2.0]
-    assert (
-        0 <= min(values["train_acc"]) <= max(values["train_acc"]) <= 1
-        and min(values["images_per_second"]) > 0
-    )
+    assert 0 <= min(values["train_acc"]) <= max(values["train_acc"]) <= 1
+    assert min(values["images_per_second"]) > 0

@@ -351,7 +351,5 @@ def test_the_requests_shape_is_botocores_to_judge():
 def test_help_is_the_manual(launch):
     completed = launch("--help")
     assert completed.returncode == 0
-    assert (
-        "Launches one SageMaker training job" in completed.stdout
-        and "--max-wait DURATION" in completed.stdout
-    )
+    assert "Launches one SageMaker training job" in completed.stdout
+    assert "--max-wait DURATION" in completed.stdout

@@ -189,9 +189,8 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     channels.deliver(s3, request, layouts, tmp_path / "shared", [tmp_path], lambda: None)
     first_host, second_host, third_host = layouts.values()
     assert [path.name for path in (first_host.folder / "input/data").iterdir()] == ["all"]
-    assert file_texts(second_host.channel("some")) == {"x": "x"} and file_texts(
-        third_host.channel("some")
-    ) == {"y/z": "y/z"}
+    assert file_texts(second_host.channel("some")) == {"x": "x"}
+    assert file_texts(third_host.channel("some")) == {"y/z": "y/z"}
     (first_host.channel("all") / "x").write_text("changed")
     assert (second_host.channel("all") / "x").read_text() == "x"
     # There is one copy for both.

@@ -353,9 +353,8 @@ def test_folders_deeper_than_pythons_stack(host, small_stack):
         make_nested_folders(host / name, 300)
         (host / name / "file").write_text(name)
     store, _, notes = take_files(host)
-    assert store.content["run/file"] == b"checkpoints" and any(
-        "S3 takes no such name" in note for note in notes
-    )
+    assert store.content["run/file"] == b"checkpoints"
+    assert any("S3 takes no such name" in note for note in notes)
     folders.remove(host)
     assert not host.exists()
 
@@ -373,10 +372,8 @@ def test_names_that_s3_does_not_take(host):
         (host / name / "\udcff\udcfe").write_text("x")
         (host / name / "ü").write_text(name)
     store, _, notes = take_files(host)
-    assert (
-        store.content["run/ü"] == b"checkpoints"
-        and store.content["out/job/output/model/ü"] == b"model"
-    )
+    assert store.content["run/ü"] == b"checkpoints"
+    assert store.content["out/job/output/model/ü"] == b"model"
     assert sum("S3 takes no such name" in note for note in notes) == 8
 
 
@@ -387,9 +384,8 @@ def test_checkpoints_in_deep_folders_are_restored(tmp_path, small_stack):
     (tmp_path / "from/link").symlink_to("/etc/passwd")
     (tmp_path / "to").mkdir()
     folders.copy(tmp_path / "from", tmp_path / "to")
-    assert (tmp_path / "to" / name).read_text() == "x" and [
-        path.name for path in (tmp_path / "to").iterdir()
-    ] == ["a"]
+    assert (tmp_path / "to" / name).read_text() == "x"
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["a"]
 
 
 def test_a_failure_of_a_terabyte(host):

@@ -191,10 +191,8 @@ def test_a_host_without_groups(tmp_path, config, path):
         for config_file in (folders.folder / "input/config").iterdir()
     }
     assert written.get("checkpointconfig") == ({"LocalPath": path} if path else None)
-    assert (
-        written["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
-        and "profilerconfig" not in written
-    )
+    assert written["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
+    assert "profilerconfig" not in written
     assert written["inputdataconfig"] == {} == written["hyperparameters"]
 
 

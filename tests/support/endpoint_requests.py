@@ -106,11 +106,9 @@ def job(**fields) -> dict:
 def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
     """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
-    assert (
-        "access-control-" not in answer[1]
-        and "server: rehearsal\r\n" in answer[1]
-        and answer[2].count("\n") <= 1
-    )
+    assert "access-control-" not in answer[1]
+    assert "server: rehearsal\r\n" in answer[1]
+    assert answer[2].count("\n") <= 1
     for hint in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
         assert hint not in (answer[1] + answer[2]).lower(), answer
 

@@ -493,10 +493,8 @@ class Remembering(Model):
 
     def on_load_checkpoint(self, checkpoint):
         """Check that the numpy numbers are there."""
-        assert (
-            type(checkpoint["best"]["loss"]) is np.float64
-            and type(checkpoint["best"]["all"]) is np.ndarray
-        )
+        assert type(checkpoint["best"]["loss"]) is np.float64
+        assert type(checkpoint["best"]["all"]) is np.ndarray
 
 
 class Forgetful(Remembering):

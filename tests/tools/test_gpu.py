@@ -86,10 +86,8 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step: complete already" in again.stdout and "similarity: complete\n" in again.stdout
     content = json.loads(file.read_text())
-    assert (
-        content["parts"]["step"]["records"] == step_records
-        and content["parts"]["similarity"]["records"]
-    )
+    assert content["parts"]["step"]["records"] == step_records
+    assert content["parts"]["similarity"]["records"]
     assert report.text(Results.read(file)) in again.stdout  # the table comes from the file alone
 
 
@@ -331,10 +329,8 @@ def test_what_travels_is_installed_without_a_network(cifar, tmp_path):
         [*arguments, f"--folder={tmp_path / '.carry'}"], cwd=ROOT, capture_output=True, text=True
     )
     assert completed.returncode == 0, completed.stderr
-    assert (
-        "MiB travel, the checkout included" in completed.stdout
-        and (tmp_path / ".carry/data").is_dir()
-    )
+    assert "MiB travel, the checkout included" in completed.stdout
+    assert (tmp_path / ".carry/data").is_dir()
     (command,) = re.findall(r"^python3 (-m pip .*)$", report.PAGE.read_text(), re.MULTILINE)
     command = command.replace("/tmp/site", "site")
     subprocess.run(["bash", "-euc", f"{sys.executable} {command}"], cwd=tmp_path, check=True)

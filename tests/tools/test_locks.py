@@ -202,22 +202,18 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
 def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
     write_wheel(tmp_path / "index", "six", "9.9")
     refused = install(tmp_path, "six==9.9\n", tmp_path / "index")
-    assert (
-        refused.returncode == 1
-        and "six==9.9" in refused.stderr
-        and not (tmp_path / "site/six.py").exists()
-    )
+    assert refused.returncode == 1
+    assert "six==9.9" in refused.stderr
+    assert not (tmp_path / "site/six.py").exists()
 
 
 def test_a_package_that_the_index_lacks_is_one_line(tmp_path):
     (tmp_path / "index").mkdir()
     refused = install(tmp_path, f"six==1.17.0 --hash=sha256:{'0' * 64}\n", tmp_path / "index")
     last_line = refused.stderr.splitlines()[-1]
-    assert (
-        refused.returncode == 1
-        and last_line.startswith("error: ")
-        and "lock.txt: the index lacks a" in last_line
-    )
+    assert refused.returncode == 1
+    assert last_line.startswith("error: ")
+    assert "lock.txt: the index lacks a" in last_line
     assert "set PIP_INDEX_URL to an index that has it" in last_line
 
 
@@ -438,10 +434,8 @@ def test_an_audit(database):
 def test_the_sbom_of_an_environment(tmp_path):
     """`make sbom` lists the packages, nearly all with a licence; here, of this environment."""
     output = make("--dry-run", "sbom")
-    assert (
-        output.returncode == 0
-        and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in output.stdout
-    )
+    assert output.returncode == 0
+    assert "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in output.stdout
     assert make(".venvs/tools/locked.txt").returncode == 0
     command = [ROOT / "scripts/make_sbom.sh", tmp_path, sys.executable]
     subprocess.run(command, check=True, env=os.environ | {"TOOLS": str(ROOT / ".venvs/tools")})

@@ -123,12 +123,10 @@ def test_a_prediction_says_what_it_assumes_before_its_tables():
     completed = scaling("predict", "--step=0.01", "--overlap=0.25")
     assert completed.returncode == 0, completed.stderr
     assumptions, *tables = re.split(r"^(?=ml\.)", completed.stdout, flags=re.MULTILINE)
-    assert (
-        "not measured" in assumptions
-        and "0.01 s" in assumptions
-        and "25%" in assumptions
-        and "44.73 MB" in assumptions
-    )
+    assert "not measured" in assumptions
+    assert "0.01 s" in assumptions
+    assert "25%" in assumptions
+    assert "44.73 MB" in assumptions
     assert [table.split(":")[0] for table in tables] == list(prediction.INSTANCES)
     for table in tables:
         counts = [int(count) for count in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]

@@ -98,9 +98,8 @@ def test_the_flags_are_those_of_sys_argv_by_default(monkeypatch):
 @pytest.mark.slow
 def test_the_defaults_without_flags():
     command_line = cli()
-    assert (
-        type(command_line.model) is ResNet18 and type(command_line.datamodule) is DigitsDataModule
-    )
+    assert type(command_line.model) is ResNet18
+    assert type(command_line.datamodule) is DigitsDataModule
     assert command_line.model.hparams.num_classes == 10
     assert command_line.trainer.max_epochs == TRAINER_YAML["trainer"]["max_epochs"]
 
@@ -124,20 +123,17 @@ def test_every_flag_of_the_original(shape, cifar):
         "--logger.flush_secs": "7",
     }
     command_line = cli(*" ".join(shape.format(*flag) for flag in flags.items()).split())
-    assert type(
-        command_line.datamodule
-    ) is CIFAR10DataModule and command_line.datamodule.data_dir == str(cifar)
+    assert type(command_line.datamodule) is CIFAR10DataModule
+    assert command_line.datamodule.data_dir == str(cifar)
     assert command_line.datamodule.batch_size == 64 and command_line.datamodule.num_workers == 4
     optimizer = command_line.model.configure_optimizers()
     assert type(optimizer) is torch.optim.Adam and optimizer.defaults["lr"] == 0.002
     assert command_line.trainer.max_epochs == 5 and command_line.trainer.num_devices == 1
     assert type(command_line.trainer.strategy).__name__ == "DDPStrategy"
     logger = command_line.trainer.logger
-    assert (
-        isinstance(logger, TensorBoardLogger)
-        and logger.save_dir == "somewhere"
-        and logger.name == "tutorial"
-    )
+    assert isinstance(logger, TensorBoardLogger)
+    assert logger.save_dir == "somewhere"
+    assert logger.name == "tutorial"
     assert logger._kwargs["flush_secs"] == 7
 
 
@@ -175,10 +171,8 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     }
     command_line = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
     # The class's own default is None.
-    assert (
-        type(command_line.datamodule) is CIFAR10DataModule
-        and command_line.datamodule.data_dir == "/channel"
-    )
+    assert type(command_line.datamodule) is CIFAR10DataModule
+    assert command_line.datamodule.data_dir == "/channel"
     assert command_line.trainer.num_nodes == 2  # class: 1
     assert command_line.trainer.logger.save_dir == "/checkpoints/tensorboard/a"
     assert str(command_line.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
@@ -208,10 +202,8 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     ]
     command_line = cli(*flags, "--data.data_dir=/flag3", **directories | {"hosts": ("a",)})
     assert str(command_line.trainer.checkpoint_callback.dirpath) == "/flag"
-    assert (
-        command_line.trainer.logger.save_dir == "/flag2"
-        and command_line.trainer.logger._kwargs["flush_secs"] == 8
-    )
+    assert command_line.trainer.logger.save_dir == "/flag2"
+    assert command_line.trainer.logger._kwargs["flush_secs"] == 8
     assert command_line.trainer.max_epochs == 3 and command_line.datamodule.data_dir == "/flag3"
 
 
@@ -220,9 +212,8 @@ def test_the_channel_reaches_a_class_that_a_flag_names():
     command_line = cli(
         "--data=CIFAR10DataModule", "--data.batch_size=8", channels={"training": Path("/channel")}
     )
-    assert (
-        command_line.datamodule.data_dir == "/channel" and command_line.datamodule.batch_size == 8
-    )
+    assert command_line.datamodule.data_dir == "/channel"
+    assert command_line.datamodule.batch_size == 8
 
 
 @pytest.mark.slow

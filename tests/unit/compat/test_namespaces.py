@@ -39,10 +39,8 @@ def test_a_module_is_the_same_under_both_names(packages: tuple[str, str]):
             importlib.import_module(f"{package}.{name}".strip(".")) for package in packages
         )
         assert first_module is second_module
-        assert (
-            first_module.__spec__.name == first_module.__name__
-            and not first_module.__spec__._initializing
-        )
+        assert first_module.__spec__.name == first_module.__name__
+        assert not first_module.__spec__._initializing
 
 
 def test_any_other_name_is_left():
@@ -53,14 +51,10 @@ def test_any_other_name_is_left():
 def test_the_names_of_the_root():
     import lightning_fabric.utilities.seed
 
-    assert (
-        L.Trainer is pytorch_lightning.Trainer
-        and L.LightningModule is pytorch_lightning.LightningModule
-    )
-    assert (
-        L.LightningDataModule is pytorch_lightning.LightningDataModule
-        and L.Callback is pytorch_lightning.Callback
-    )
+    assert L.Trainer is pytorch_lightning.Trainer
+    assert L.LightningModule is pytorch_lightning.LightningModule
+    assert L.LightningDataModule is pytorch_lightning.LightningDataModule
+    assert L.Callback is pytorch_lightning.Callback
     assert L.seed_everything is lightning_fabric.utilities.seed.seed_everything
     assert L.Fabric is lightning_fabric.Fabric and L.__version__ == pytorch_lightning.__version__
     assert L.pytorch is pytorch_lightning and L.fabric is lightning_fabric

@@ -128,11 +128,9 @@ def test_a_long_message_leaves_room(tmp_path):
         "frame\n" * 1000 + "ValueError: the end\n",
     )
     text = (tmp_path / "failure").read_text()
-    assert (
-        len(text) == 1024
-        and text.endswith("ValueError: the end\n")
-        and text.splitlines()[0].endswith("...")
-    )
+    assert len(text) == 1024
+    assert text.endswith("ValueError: the end\n")
+    assert text.splitlines()[0].endswith("...")
 
 
 def test_a_message_is_cut_at_its_limit():
@@ -140,9 +138,8 @@ def test_a_message_is_cut_at_its_limit():
     assert explain("E", text) == f"E: {text}"
     assert explain("E", f"{text}x") == f"E: {text[:694]}..."
     advised = explain("MemoryError", text)
-    assert advised.endswith(f" (MemoryError: {text[:384]}...)") and advised.startswith(
-        "out of host"
-    )
+    assert advised.endswith(f" (MemoryError: {text[:384]}...)")
+    assert advised.startswith("out of host")
     assert last_error("x" * 501) == ("x" * 497 + "...", "")
 
 
@@ -693,10 +690,8 @@ def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, fo
     output = capsys.readouterr().err
     failure = (tmp_path / "failure").read_text()
     assert raised.value.code == 1
-    assert (
-        output.startswith("Traceback (most recent call last)")
-        and f'{folder}/model.py", line 2, in run' in output
-    )
+    assert output.startswith("Traceback (most recent call last)")
+    assert f'{folder}/model.py", line 2, in run' in output
     first_line = failure.splitlines()[0]
     assert first_line.startswith(f"error: {says}") and output.splitlines()[-1] == first_line
     assert f'{folder}/model.py", line 2, in run' in failure

@@ -314,9 +314,8 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         train_command.main()
     lines = (tmp_path / "output/failure").read_text().splitlines()
-    assert (
-        lines[0] == "error: the training toolkit failed (OSError: x)" and lines[-1] == "OSError: x"
-    )
+    assert lines[0] == "error: the training toolkit failed (OSError: x)"
+    assert lines[-1] == "OSError: x"
     assert capsys.readouterr().err.splitlines()[-1] == lines[0]
 
 

@@ -433,10 +433,8 @@ def test_the_setup_py_of_a_source_is_named(job: Job):
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     assert job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1").returncode == 1
     first_line = job.failure.splitlines()[0]
-    assert (
-        first_line.startswith("error: setup.py: pip could not install")
-        and "RuntimeError: no luck" in first_line
-    )
+    assert first_line.startswith("error: setup.py: pip could not install")
+    assert "RuntimeError: no luck" in first_line
 
 
 @pytest.mark.slow

@@ -165,10 +165,8 @@ def test_a_rank_that_is_asked_to_stop(watch):
 def test_a_rank_that_dies_without_a_word(watch):
     die(rank(watch))
     assert becomes_true(lambda: watch.reasons_given)
-    assert (
-        watch.reasons_given == [StopReason(DEAD, is_local=True, doubt=1)]
-        and watch.own_suspicion == watch.reason
-    )
+    assert watch.reasons_given == [StopReason(DEAD, is_local=True, doubt=1)]
+    assert watch.own_suspicion == watch.reason
 
 
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):

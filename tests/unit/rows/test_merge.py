@@ -139,10 +139,8 @@ def test_an_array_whose_name_is_no_files_name(tmp_path, name):
     edited(tmp_path / "parts", arrays=arrays | {name: arrays.pop("scores")})
     paths_before = sorted(tmp_path.rglob("*"))
     assert "found an array" in refused([tmp_path / "parts"], tmp_path / "merged")
-    assert (
-        sorted(tmp_path.rglob("*")) == paths_before
-        and (tmp_path / "outside.npy").read_text() == "precious"
-    )
+    assert sorted(tmp_path.rglob("*")) == paths_before
+    assert (tmp_path / "outside.npy").read_text() == "precious"
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
@@ -284,11 +282,9 @@ def test_the_command_says_it_in_one_line_and_hands_no_escape_to_the_terminal(tmp
         f"--output={tmp_path / 'merged'}",
     ]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (
-        completed.returncode == 1
-        and completed.stderr.startswith("error: ")
-        and completed.stderr.count("\n") == 1
-    )
+    assert completed.returncode == 1
+    assert completed.stderr.startswith("error: ")
+    assert completed.stderr.count("\n") == 1
     assert "\x1b" not in completed.stderr and len(completed.stderr) <= 1010
 
 
