@@ -625,9 +625,8 @@ def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     completed = subprocess.run(
         ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True
     )
-    assert completed.returncode == 0 and "identical: 1 interruption;" in completed.stdout, (
-        completed.stdout + completed.stderr
-    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "identical: 1 interruption;" in completed.stdout, completed.stdout + completed.stderr
 
 
 @pytest.mark.thorough  # another image

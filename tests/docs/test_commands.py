@@ -247,10 +247,8 @@ def test_the_words_of_a_command_are_known(command):
         completed = warm.run(
             ["python", "-m", module, *arguments[:own], "--no-such-flag", *arguments[own:]], ROOT
         )
-        assert (
-            completed.returncode == 2
-            and "unrecognized arguments: --no-such-flag\n" in completed.stdout
-        ), completed.stdout
+        assert completed.returncode == 2, completed.stdout
+        assert "unrecognized arguments: --no-such-flag\n" in completed.stdout, completed.stdout
 
 
 def test_make_prints_its_targets():

@@ -331,9 +331,8 @@ def test_a_mistake_is_one_line_and_costs_nothing(launch, arguments, line):
     completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", *arguments)
     assert completed.returncode in (1, 2)
     assert completed.stdout == ""
-    assert completed.stderr.count("\n") == 1 and completed.stderr.startswith("error: "), (
-        completed.stderr
-    )
+    assert completed.stderr.count("\n") == 1, completed.stderr
+    assert completed.stderr.startswith("error: "), completed.stderr
     assert line in completed.stderr
 
 

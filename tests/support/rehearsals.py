@@ -211,10 +211,8 @@ class Rehearsal:
         """Return when a host has printed `text`."""
         deadline = time.monotonic() + HANG_SECONDS
         while not any(text in line for line in self.lines(name).get(host, [])):
-            assert (
-                time.monotonic() < deadline
-                and self.describe(name)["TrainingJobStatus"] not in ENDED
-            ), self.lines(name)
+            assert time.monotonic() < deadline, self.lines(name)
+            assert self.describe(name)["TrainingJobStatus"] not in ENDED, self.lines(name)
             time.sleep(0.2)
 
     def keys(self, prefix: str = "") -> list[str]:

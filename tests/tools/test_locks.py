@@ -251,9 +251,8 @@ def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
     command = [tmp_path / "scripts/install_locked.sh", sys.executable, "install", "locks/uv.txt"]
     completed = subprocess.run(command, env=os.environ | index, capture_output=True, text=True)
     last_line = completed.stderr.splitlines()[-1]
-    assert completed.returncode == 1 and last_line.startswith(
-        "error: locks/uv.txt: uv, which installs"
-    ), completed
+    assert completed.returncode == 1, completed
+    assert last_line.startswith("error: locks/uv.txt: uv, which installs"), completed
     assert completed.stderr.count("error: ") == 1 and not list(tmp_path.glob(".venvs/uv*"))
 
 
@@ -298,9 +297,8 @@ def test_what_a_build_fetches_is_checked(tmp_path, digest, name, line):
     script = [ROOT / "scripts/fetch.sh", "NAME", tmp_path / "fetched"]
     completed = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True)
     last_line = completed.stderr.splitlines()[-1]
-    assert completed.returncode == 1 and last_line.startswith(
-        f"error: {line.format(found=actual_digest)}"
-    ), completed
+    assert completed.returncode == 1, completed
+    assert last_line.startswith(f"error: {line.format(found=actual_digest)}"), completed
     assert not (tmp_path / "fetched").exists()
     variables = {"NAME_URL": f"file://{tmp_path / 'file'}", "NAME_SHA256": actual_digest}
     subprocess.run(script, env=os.environ | variables, check=True)
@@ -418,15 +416,13 @@ def test_an_audit(database):
     assert set(packages_asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}
     vulnerable.add("six")
     completed = make("audit", flags + address)
-    assert completed.returncode != 0 and "PYSEC-0000-1" in completed.stdout, completed.stdout[
-        -3000:
-    ]
+    assert completed.returncode != 0, completed.stdout[-3000:]
+    assert "PYSEC-0000-1" in completed.stdout, completed.stdout[-3000:]
     completed = make(
         "audit", flags + address.replace("/v1", "/nowhere").replace("127.0.0.1", "127.0.0.2")
     )
-    assert completed.returncode != 0 and "or the database could not be asked" in completed.stdout, (
-        completed.stdout[-3000:]
-    )
+    assert completed.returncode != 0, completed.stdout[-3000:]
+    assert "or the database could not be asked" in completed.stdout, completed.stdout[-3000:]
 
 
 @pytest.mark.thorough  # of the image: test_container.py

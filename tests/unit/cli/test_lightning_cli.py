@@ -149,11 +149,9 @@ def test_the_defaults_of_the_data_module_are_the_originals():
     }
     expected |= {"seed": 42, "shuffle": True, "pin_memory": None, "drop_last": False}
     assert {name: getattr(datamodule, name) for name in expected} == expected
-    assert (datamodule.num_classes, datamodule.num_samples, datamodule.dims) == (
-        10,
-        40_000,
-        (3, 32, 32),
-    )
+    assert datamodule.num_classes == 10
+    assert datamodule.num_samples == 40_000
+    assert datamodule.dims == (3, 32, 32)
 
 
 @pytest.mark.slow

@@ -289,11 +289,9 @@ def test_what_a_job_has_hosts_compare(monkeypatch):
         "hyperparameter api_token": "******",
     }
     assert (watch.mesh.host, set(watch.mesh.others)) == ("algo-2", {"algo-1"})
-    assert (watch.mesh.port, watch.mesh.connect_timeout, watch.mesh.silence_timeout) == (
-        29501,
-        40.0,
-        6.0,
-    )
+    assert watch.mesh.port == 29501
+    assert watch.mesh.connect_timeout == 40.0
+    assert watch.mesh.silence_timeout == 6.0
     for stopped in (False, True):
         watch.on_reason(StopReason("why", is_local=False, is_request=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
