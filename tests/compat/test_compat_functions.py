@@ -16,6 +16,12 @@ import pytorch_lightning
 import torch
 from containers import ROOT
 from jsonargparse import _typehints
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.states import TrainerFn
@@ -123,6 +129,15 @@ def test_what_is_wrong_with_an_installation_is_reported_as_a_failure(
     assert reported == [(failure_file(), place())]
 
 
+def test_an_average_counts_again_even_after_an_error():
+    callback = StochasticWeightAveraging(swa_lrs=0.1)
+    epoch_before = callback._latest_update_epoch
+    with pytest.raises(ZeroDivisionError), lightning_callbacks.weights_averaged_in(callback, 7):
+        assert callback._latest_update_epoch == 7
+        raise ZeroDivisionError
+    assert callback._latest_update_epoch == epoch_before != 7
+
+
 def test_int_comes_before_float_and_all_else_stays():
     for types_before, types_after in (
         ([str, float, bool, int], [str, int, float, bool]),
@@ -154,6 +169,34 @@ def test_a_callback_is_called_as_a_run_begins_and_can_log():
     callback = Early()
     callback.log = module.log
     assert callback.began is trainer and callback.log == module.log
+
+
+def test_masks_are_saved_also_of_a_pruning_that_is_permanent():
+    permanent, other = (
+        ModelPruning("l1_unstructured", make_pruning_permanent=choice) for choice in (True, False)
+    )
+    trainer = types.SimpleNamespace(callbacks=[object(), permanent, other])
+    with (
+        pytest.raises(ZeroDivisionError),
+        lightning_callbacks.saving_pruning_masks(trainer),
+    ):
+        assert not permanent._make_pruning_permanent
+        raise ZeroDivisionError
+    assert permanent._make_pruning_permanent and not other._make_pruning_permanent
+    assert not list(lightning_callbacks.original_weights(object()))
+    assert not list(lightning_callbacks.original_weights(permanent))
+
+
+def test_what_a_search_looks_for():
+    rate, batch = LearningRateFinder(attr_name="rate"), BatchSizeFinder(batch_arg_name="size")
+    for search, name in ((rate, "rate"), (batch, "size"), (LearningRateFinder(), "")):
+        assert lightning_callbacks.is_search(search)
+        assert lightning_callbacks.searched_attribute(search) == name
+    assert not lightning_callbacks.is_search(pytorch_lightning.Callback())
+    trainer = types.SimpleNamespace(callbacks=[pytorch_lightning.Callback(), rate, batch])
+    assert not lightning_callbacks.is_search_only(trainer)
+    batch._early_exit = True
+    assert lightning_callbacks.is_search_only(trainer)
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -315,6 +358,26 @@ def test_a_loader_is_copied_without_its_workers():
     del iterator
 
 
+def test_an_iterator_that_a_loader_keeps_is_seen():
+    loader = DataLoader([1])
+    loader._iterator = iter(loader)  # as torch keeps it, whose workers stay
+    assert not torch_data.keeps_iterator(loader)
+    loader.kept = iter(loader)
+    assert torch_data.keeps_iterator(loader)
+
+
+def test_workers_end_with_their_loader():
+    ended = []
+    loader = types.SimpleNamespace(
+        _iterator=types.SimpleNamespace(_shutdown_workers=lambda: ended.append(1))
+    )
+    assert torch_data.has_iterator(loader)
+    for _ in range(2):
+        torch_data.end_workers(loader)
+    torch_data.end_workers(object())
+    assert ended == [1] and not torch_data.has_iterator(loader) and loader._iterator is None
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
     [
@@ -404,6 +467,57 @@ def test_an_epochs_logged_values_continue_in_another_trainer():
     resumed = fit(Logs(4.0, 8.0), Restore(), limit_train_batches=2).callback_metrics
     assert alone.pop("of a group") != resumed.pop("of a group") == 6
     assert resumed == alone
+
+
+class Watches(pytorch_lightning.Callback):
+    """Asks the loops where they are."""
+
+    def __init__(self) -> None:
+        self.batches = []
+        self.validations = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.batches.append(
+            (
+                lightning_loops.gradients_accumulate(trainer),
+                lightning_loops.batches_are_done(trainer),
+                lightning_loops.epoch_is_done(trainer),
+            )
+        )
+
+    def on_validation_start(self, trainer, pl_module):
+        was_training = pl_module.training
+        lightning_loops.end_evaluation_mode(trainer)
+        self.validations.append(
+            (
+                was_training,
+                pl_module.training,
+                lightning_loops.epoch_of_loaders(trainer),
+                lightning_loops.epoch_of_validation_loaders(trainer),
+            )
+        )
+
+
+def test_where_lightnings_loops_are():
+    watches = Watches()
+    options = {"max_epochs": 3, "max_steps": 5, "accumulate_grad_batches": 2}
+    trainer = fit(
+        BoringModel(),
+        watches,
+        **options,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=2,
+    )
+    assert watches.batches == [
+        *2
+        * [(True, False, False), (False, False, False), (True, False, False), (False, True, True)],
+        (True, False, False),
+        (False, False, True),
+    ]
+    assert watches.validations[:2] == [(False, True, 0, 0)] * 2
+    assert lightning_loops.epoch_of_validation_loaders(trainer) == watches.validations[-1][3]
+    assert lightning_loops.fetcher(trainer) is None
 
 
 def test_a_batch_is_moved_as_training_does_it():

@@ -130,6 +130,24 @@ def test_to_find_a_package_under_its_second_name_imports_none(monkeypatch):
         assert spec.name == name and spec.submodule_search_locations is not None
 
 
+@pytest.mark.parametrize(
+    ("installed", "asked", "found"),
+    [
+        ("lightning", "pytorch_lightning", ["lightning"]),
+        ("lightning", "Lightning", []),  # Python's own finder gives it
+        ("pytorch-lightning", "lightning", ["pytorch-lightning"]),
+        ("pytorch-lightning", None, []),
+    ],
+)
+def test_a_distributions_metadata_stand_for_the_others(tmp_path: Path, installed, asked, found):
+    install(tmp_path, installed)
+    context = importlib.metadata.DistributionFinder.Context(name=asked, path=[str(tmp_path)])
+    assert [
+        distribution.metadata["Name"]
+        for distribution in namespaces._Finder().find_distributions(context)
+    ] == found
+
+
 def test_a_module_under_its_second_name_has_the_firsts_code_and_logger(monkeypatch):
     first, second = "pytorch_lightning.utilities.seed", "lightning.pytorch.utilities.seed"
     module = importlib.import_module(first)
