@@ -62,9 +62,8 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
         lightning_import.check_version()
     for installed in ("1.9.5", "2.5.1.post0", "2.7", "2.7.0", "2.10.1", "3.0.0"):
         has[name] = installed
-        with pytest.raises(
-            UserError, match=f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
-        ):
+        says = f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
+        with pytest.raises(UserError, match=says):
             lightning_import.check_version()
     has[name] = "2.6.6"
     for installed in ("2.11", "2.11.0", "2.15.0+cu130", "3.0"):

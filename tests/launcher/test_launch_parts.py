@@ -463,9 +463,8 @@ def test_a_bucket_whose_region_is_unknown_is_accepted():
         s3.meta = SimpleNamespace(region_name="us-east-1")
         account_checks.check_bucket(s3, "--output", "s3://bucket/x")
     s3.meta.region_name = "eu-west-1"
-    with pytest.raises(
-        ValueError, match="--output: found a bucket in us-east-1, but the job is to"
-    ):
+    says = "--output: found a bucket in us-east-1, but the job is to"
+    with pytest.raises(ValueError, match=says):
         account_checks.check_bucket(s3, "--output", "s3://bucket/x")
 
 

@@ -143,9 +143,8 @@ def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
 
     write_files(tmp_path / "from", "a")
     monkeypatch.setattr(channels.shutil, "copyfile", refused)
-    with pytest.raises(
-        JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
-    ):
+    says = r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
+    with pytest.raises(JobFailed, match=says):
         fetch(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 

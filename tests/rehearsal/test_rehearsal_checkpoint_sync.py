@@ -212,9 +212,8 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
     put_objects(s3, *(f"run/{number}" for number in range(PAGE_SIZE + 1)))
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE_SIZE + 1
-    with pytest.raises(
-        JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
-    ):
+    says = "Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
+    with pytest.raises(JobFailed, match=says):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
     put_objects(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):

@@ -236,9 +236,8 @@ def test_a_folder_of_reports_that_is_gone_is_one_line_for_the_client(tmp_path):
     with Endpoint(tmp_path) as server:
         server.folder.rmdir()
         server.folder.write_text("")
-        with pytest.raises(
-            ClientError, match="InternalFailure.*the rehearsal failed: .*File exist"
-        ):
+        says = "InternalFailure.*the rehearsal failed: .*File exist"
+        with pytest.raises(ClientError, match=says):
             server.create("image")
         assert "Traceback" not in server.output
         server.folder.unlink()

@@ -98,9 +98,8 @@ def with_field(listed: str) -> dict:
 
 @pytest.mark.parametrize("listed", REFUSED_FIELDS)
 def test_a_field_that_is_not_emulated_is_refused(listed):
-    with pytest.raises(
-        Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
-    ):
+    says = f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
+    with pytest.raises(Refused, match=says):
         answer(with_field(listed))
 
 

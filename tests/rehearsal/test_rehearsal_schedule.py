@@ -158,7 +158,6 @@ def test_what_is_drawn_comes_from_the_seed():
 
 
 def test_a_host_that_the_job_has_not():
-    with pytest.raises(
-        ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
-    ):
+    says = r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
+    with pytest.raises(ValueError, match=says):
         make_schedule("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])

@@ -309,9 +309,8 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
     folder = tmp_path / "carried"
     assert carry.carry(folder, "3.12", ["one==1"], data, 64) == pytest.approx(1 + 1000 / 2**20)
     assert "--python-version=3.12" in lines[0] and (folder / "data/images").is_file()
-    with pytest.raises(
-        SystemExit, match=r"carried: 1.0 MiB travel with the checkout, expected 0.5"
-    ):
+    says = r"carried: 1.0 MiB travel with the checkout, expected 0.5"
+    with pytest.raises(SystemExit, match=says):
         carry.carry(folder, "3.12", ["one==1"], data, 0.5)
     with pytest.raises(SystemExit, match=r"no wheel for Python 3.12: ERROR: No matching"):
         carry.carry(folder, "3.12", ["absent"], None, 64)

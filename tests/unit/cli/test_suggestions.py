@@ -142,7 +142,6 @@ def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypa
         "mine_lacks.Model": "module 'mine_lacks' has no attribute 'Model'",
         "mine_nowhere.Model": f"No module named 'mine_nowhere', looked for in {tmp_path}",
     }.items():
-        with pytest.raises(
-            UserError, match=rf"^--model: found '{name}' \({reason}\), expected .*ResNet18"
-        ):
+        says = rf"^--model: found '{name}' \({reason}\), expected .*ResNet18"
+        with pytest.raises(UserError, match=says):
             cli(f"--model={name}")

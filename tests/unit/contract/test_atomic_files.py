@@ -148,9 +148,8 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
     assert list((tmp_path / "a/b").iterdir()) == []
     check_writable(tmp_path / "a/b", "the model")
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError, match=r"/file: the model cannot be written there \(File exists\); expected a"
-    ):
+    says = r"/file: the model cannot be written there \(File exists\); expected a"
+    with pytest.raises(UserError, match=says):
         check_writable(tmp_path / "file", "the model")
 
 
