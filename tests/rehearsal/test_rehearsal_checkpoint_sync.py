@@ -17,9 +17,9 @@ from rehearsed_inputs import (
     put_objects,
     write_files,
 )
+from rehearsed_jobs import make_uploader
 from waiting import wait_until
 
-from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.jobs import checkpoint_sync
 from sagemaker_rehearsal.jobs.channels import JobFailed
 from sagemaker_rehearsal.jobs.record import Saved
@@ -30,27 +30,6 @@ def clock(monkeypatch):
     fake_clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: fake_clock.now))
     return fake_clock
-
-
-def make_uploader(
-    s3, folder: Path, uri: str = "s3://bucket/run", **more_settings
-) -> checkpoint_sync.Uploader:
-    """Return an Uploader that has not started; `notes` are its messages."""
-    default_settings = {
-        "lag": 0.0,
-        "settle": 0.0,
-        "stall_after": None,
-        "deletions": True,
-        "flush": False,
-    }
-    default_settings |= {"every": 0.01, "markers": False, "markers_uploaded": False}
-    folder.mkdir(exist_ok=True)
-    notes = []
-    uploader = checkpoint_sync.Uploader(
-        s3, uri, folder, settings.Sync(**default_settings | more_settings), notes.append
-    )
-    uploader.notes = notes
-    return uploader
 
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
@@ -272,30 +251,19 @@ def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
     assert keys(s3) == ["run/a"]
 
 
-def test_markers(s3, tmp_path, clock):
-    uploader = make_uploader(s3, tmp_path, markers=True)
+@pytest.mark.parametrize("are_uploaded", [False, True])
+def test_markers(s3, tmp_path, clock, are_uploaded):
+    uploader = make_uploader(s3, tmp_path, markers=True, markers_uploaded=are_uploaded)
     write_files(tmp_path, "sub/a")
     uploader._look()
     beside = ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
     assert sorted(file_texts(tmp_path / "sub")) == beside
     uploader._look()
-    assert keys(s3) == ["run/sub/a"]
+    assert keys(s3) == [f"run/sub/{name}" for name in (beside if are_uploaded else ["a"])]
     (tmp_path / "sub/a").unlink()
     uploader._look()
+    uploader._look()
     assert file_texts(tmp_path / "sub") == {} and keys(s3) == []
-
-
-def test_markers_that_are_uploaded(s3, tmp_path, clock):
-    uploader = make_uploader(s3, tmp_path, markers=True, markers_uploaded=True)
-    write_files(tmp_path, "a")
-    uploader._look()
-    uploader._look()
-    assert sorted(file_texts(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
-    assert keys(s3) == ["run/a", "run/a.sagemaker-uploaded", "run/a.sagemaker-uploading"]
-    (tmp_path / "a").unlink()
-    uploader._look()
-    uploader._look()
-    assert file_texts(tmp_path) == {} and keys(s3) == []
 
 
 def disturb_uploads(uploader: checkpoint_sync.Uploader, monkeypatch, disturb) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from containers import ROOT
 from environments import python_of
+from rehearsed_jobs import make_uploader
 
-from sagemaker_rehearsal import settings
-from sagemaker_rehearsal.jobs import artifacts, checkpoint_sync, folders
+from sagemaker_rehearsal.jobs import artifacts, folders
 from sagemaker_rehearsal.jobs.folders import Folder
 from sagemaker_rehearsal.jobs.layout import Layout
 
@@ -99,27 +99,6 @@ def entries(folder: Path) -> dict[str, tuple]:
     return {path.name: (path.lstat().st_mtime, path.lstat().st_size) for path in folder.iterdir()}
 
 
-def make_uploader(store: Store, folder: Path, **more_settings) -> checkpoint_sync.Uploader:
-    """Return the uploader of a checkpoint folder; `notes` are its messages."""
-    default_settings = {
-        "every": 0.01,
-        "lag": 0.0,
-        "settle": 0.0,
-        "stall_after": None,
-        "markers": True,
-        "markers_uploaded": False,
-    }
-    notes: list[str] = []
-    sync_settings = settings.Sync(
-        **default_settings | {"deletions": True, "flush": False} | more_settings
-    )
-    uploader = checkpoint_sync.Uploader(
-        store, "s3://bucket/run", folder, sync_settings, notes.append
-    )
-    uploader.notes = notes
-    return uploader
-
-
 def take_files(host: Path) -> tuple[Store, str, list[str]]:
     """Take a host's files as the rehearsal does.
 
@@ -127,7 +106,7 @@ def take_files(host: Path) -> tuple[Store, str, list[str]]:
     """
     store = Store()
     notes = []
-    uploader = make_uploader(store, host / "checkpoints", markers_uploaded=True)
+    uploader = make_uploader(store, host / "checkpoints", markers=True, markers_uploaded=True)
     uploader.seen.clear()  # no file of it was restored
     for _ in range(3):
         call_in_thread(uploader._look)
@@ -194,7 +173,7 @@ def test_a_marker_that_is_a_link(host, outside, suffix, target):
     folder = host / "checkpoints"
     (folder / "x").write_text("x")
     (folder / f"x{suffix}").symlink_to(outside / target)
-    uploader = make_uploader(store, folder)
+    uploader = make_uploader(store, folder, markers=True)
     uploader.seen.clear()
     uploader._look()
     assert store.content == {"run/x": b"x"} and entries(outside) == entries_before
@@ -208,7 +187,7 @@ def test_a_folder_that_becomes_a_link(host, outside):
     entries_before = entries(outside)
     store = Store()
     folder = host / "checkpoints"
-    uploader = make_uploader(store, folder)
+    uploader = make_uploader(store, folder, markers=True)
     (folder / "sub").mkdir()
     (folder / "sub/x").write_text("x")
     uploader._look()
@@ -229,7 +208,7 @@ def test_a_link_out_is_not_a_checkpoint(host, outside):
     store = Store()
     folder = host / "checkpoints"
     (folder / "before").symlink_to(outside / "secret")
-    uploader = make_uploader(store, folder)
+    uploader = make_uploader(store, folder, markers=True)
     assert uploader._files() == {}
     (folder / "x").write_text("x")
     real_upload = uploader._upload
@@ -412,7 +391,7 @@ def test_a_file_that_becomes_shorter_while_it_is_copied(host):
 def test_a_copy_that_fails_continues(host):
     """If the rehearsal itself fails at one file, it says so and copies the others."""
     store = Store()
-    uploader = make_uploader(store, host / "checkpoints", markers=False)
+    uploader = make_uploader(store, host / "checkpoints")
     real_upload = store.upload_fileobj
 
     def upload_or_fail(file, bucket: str, key: str, **options) -> None:

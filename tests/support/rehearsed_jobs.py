@@ -11,12 +11,25 @@ import pytest
 from waiting import wait_until
 
 from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.jobs import checkpoint_sync
 from sagemaker_rehearsal.jobs.job import Job, Place
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record
 
 HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
+
+
+def make_uploader(
+    s3, folder: Path, uri: str = "s3://bucket/run", **more_settings
+) -> checkpoint_sync.Uploader:
+    """Return an Uploader of checkpoints that has not started; `notes` are its messages."""
+    folder.mkdir(exist_ok=True)
+    notes: list[str] = []
+    sync = replace(SYNC_SETTINGS, **{"every": 0.01, "markers": False} | more_settings)
+    uploader = checkpoint_sync.Uploader(s3, uri, folder, sync, notes.append)
+    uploader.notes = notes
+    return uploader
 
 
 class Container:
