@@ -1,6 +1,7 @@
 """scripts/launch.py: the requests that its flags make, and the mistakes that it refuses."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 from aws_services import ACCOUNT
@@ -17,8 +18,14 @@ from launches import (
 pytestmark = pytest.mark.slow
 
 
-def test_the_smallest_request(launch):
-    request = request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run"))
+@pytest.fixture
+def requested(launch) -> Callable[..., dict]:
+    """A function that returns the request which flags make, beside those that are needed."""
+    return lambda *flags: request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", *flags))
+
+
+def test_the_smallest_request(requested):
+    request = requested()
     assert re.fullmatch(
         r"sagemaker-lightning-\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d-\d{3}", request.pop("TrainingJobName")
     )
@@ -36,42 +43,28 @@ def test_the_smallest_request(launch):
     }
 
 
-def test_a_request_with_everything(launch):
-    completed = launch(
-        *(
-            *NEEDED_FLAGS,
-            UNCHECKED_FLAG,
-            "--dry-run",
-            "--job-name=job-1",
-            "--instance-type=ml.g5.2xlarge",
-            "--instance-count=2",
-        ),
-        *(
-            "--channel=training=s3://my-bucket/a,b=c/,mode=FastFile,distribution=ShardedByS3Key",
-            "--volume-size=50",
-        ),
-        *(
-            "--channel=other=s3://my-bucket/x",
-            "--checkpoints=s3://my-bucket/run-1",
-            "--spot",
-            "--max-run=100",
-        ),
-        *(
-            "--max-wait=200",
-            "--retries=3",
-            "--subnet=subnet-1",
-            "--subnet=subnet-2",
-            "--security-group=sg-1",
-        ),
-        *(
-            "--env=NCCL_DEBUG=INFO",
-            "--env=A=b=c d",
-            "--tag=team=vision",
-            "--tag=cost centre=é",
-            "--metric=f1=f1=(.*)",
-        ),
+def test_a_request_with_everything(requested):
+    request = requested(
+        "--job-name=job-1",
+        "--instance-type=ml.g5.2xlarge",
+        "--instance-count=2",
+        "--channel=training=s3://my-bucket/a,b=c/,mode=FastFile,distribution=ShardedByS3Key",
+        "--volume-size=50",
+        "--channel=other=s3://my-bucket/x",
+        "--checkpoints=s3://my-bucket/run-1",
+        "--spot",
+        "--max-run=100",
+        "--max-wait=200",
+        "--retries=3",
+        "--subnet=subnet-1",
+        "--subnet=subnet-2",
+        "--security-group=sg-1",
+        "--env=NCCL_DEBUG=INFO",
+        "--env=A=b=c d",
+        "--tag=team=vision",
+        "--tag=cost centre=é",
+        "--metric=f1=f1=(.*)",
     )
-    request = request_of(completed)
     assert request["TrainingJobName"] == "job-1"
     assert request["ResourceConfig"] == {
         "InstanceType": "ml.g5.2xlarge",
@@ -115,9 +108,8 @@ def test_a_request_with_everything(launch):
         {"Key": "team", "Value": "vision"},
         {"Key": "cost centre", "Value": "é"},
     ]
-    assert {"Name": "f1", "Regex": "f1=(.*)"} in request["AlgorithmSpecification"][
-        "MetricDefinitions"
-    ]
+    metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
+    assert {"Name": "f1", "Regex": "f1=(.*)"} in metrics
 
 
 def test_the_cost_is_printed_before_and_a_budget_ends_the_job(launch):
@@ -136,21 +128,13 @@ def test_the_cost_is_printed_before_and_a_budget_ends_the_job(launch):
     assert "abc-of-here" not in completed.stdout + completed.stderr
 
 
-def test_instance_groups_with_channels_of_their_own(launch):
-    completed = launch(
-        *(
-            *NEEDED_FLAGS,
-            UNCHECKED_FLAG,
-            "--dry-run",
-            "--instance-group=data=ml.c5.xlarge:2",
-            "--instance-group=gpu=ml.g5.xlarge:1",
-        ),
-        *(
-            "--channel=raw=s3://my-bucket/raw,group=data",
-            "--channel=training=s3://my-bucket/x,group=data,group=gpu",
-        ),
+def test_instance_groups_with_channels_of_their_own(requested):
+    request = requested(
+        "--instance-group=data=ml.c5.xlarge:2",
+        "--instance-group=gpu=ml.g5.xlarge:1",
+        "--channel=raw=s3://my-bucket/raw,group=data",
+        "--channel=training=s3://my-bucket/x,group=data,group=gpu",
     )
-    request = request_of(completed)
     assert request["ResourceConfig"] == {
         "VolumeSizeInGB": 30,
         "InstanceGroups": [
@@ -162,17 +146,9 @@ def test_instance_groups_with_channels_of_their_own(launch):
     assert [source["InstanceGroupNames"] for source in sources] == [["data"], ["data", "gpu"]]
 
 
-def test_an_image_in_a_registry_of_the_vpc(launch):
-    completed = launch(
-        *(
-            "--image=registry.example:5000/app",
-            *NEEDED_FLAGS[1:],
-            "--subnet=subnet-1",
-            "--security-group=sg-1",
-        ),
-        *(UNCHECKED_FLAG, "--dry-run"),
-    )
-    algorithm = request_of(completed)["AlgorithmSpecification"]
+def test_an_image_in_a_registry_of_the_vpc(requested):
+    vpc = ("--subnet=subnet-1", "--security-group=sg-1")
+    algorithm = requested("--image=registry.example:5000/app", *vpc)["AlgorithmSpecification"]
     assert algorithm["TrainingImageConfig"] == {"TrainingRepositoryAccessMode": "Vpc"}
 
 
@@ -210,14 +186,9 @@ HYPERPARAMETERS = {
 }
 
 
-def test_hyperparameters_go_out_as_they_were_typed(launch):
-    completed = launch(
-        *NEEDED_FLAGS,
-        UNCHECKED_FLAG,
-        "--dry-run",
-        *(f"{key}={value}" for key, value in HYPERPARAMETERS.items()),
-    )
-    assert request_of(completed)["HyperParameters"] == HYPERPARAMETERS
+def test_hyperparameters_go_out_as_they_were_typed(requested):
+    request = requested(*(f"{key}={value}" for key, value in HYPERPARAMETERS.items()))
+    assert request["HyperParameters"] == HYPERPARAMETERS
 
 
 MISTAKES = {
