@@ -243,7 +243,6 @@ MISTAKES = {
         ["--metric=loss=loss=[0-9.]+"],
         "--metric loss: found 'loss=[0-9.]+', which has no group; put the value into parentheses",
     ),
-    "three years": (["--max-run=99999999"], "--max-run: found 99999999, expected 1 to 2419200"),
     "more than 32 bits": (
         ["--volume-size=2147483648"],
         "--volume-size: found 2147483648, expected 0 to 2147483647",
