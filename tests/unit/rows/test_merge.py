@@ -197,15 +197,27 @@ def test_row_numbers_fit_their_kind_and_are_those_of_the_hosts_rows(tmp_path):
         assert f"has {least_and_most}; expected numbers of its 3 rows" in line
 
 
+CHECKSUM = "is damaged: its checksum does not match; copy it again"
+DAMAGE = {
+    "shorter": (lambda content: content[:-1], CHECKSUM),
+    "much shorter": (lambda content: content[: 3 - 40], CHECKSUM),
+    "longer": (lambda content: content + b"\0", CHECKSUM),
+    "another number": (lambda content: content[:-1] + bytes([content[-1] ^ 255]), CHECKSUM),
+    "another header": (
+        lambda content: content[:10] + bytes([content[10] ^ 255]) + content[11:],
+        "is not float32 [10], as its manifest says; copy it again",
+    ),
+}
+
+
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("length", [-1, 1, 3 - 160])
-def test_a_file_that_is_longer_or_shorter_than_its_manifest_says(tmp_path, length, sharded):
+@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
+def test_a_file_that_is_damaged_is_named(tmp_path, damage, says, sharded):
     write_parts(tmp_path / "parts", sharded)
-    (path,) = (tmp_path / "parts/algo-2").glob("neighbours-*.npy")
-    content = path.read_bytes()
-    path.write_bytes(content[:length] if length < 0 else content + bytes(length))
+    (path,) = (tmp_path / "parts/algo-2").glob("scores-*.npy")
+    path.write_bytes(damage(path.read_bytes()))
     line = refused([tmp_path / "parts"], tmp_path / "merged")
-    assert line.endswith(f"{path.name} is damaged: its checksum does not match; copy it again")
+    assert line.endswith(f"{path.name} {says}")
     path.unlink()
     assert f"{path.name} is missing, which its manifest names" in refused(
         [tmp_path / "parts"], tmp_path / "merged"
