@@ -108,7 +108,6 @@ def form(module: str, name: str, forms: str) -> str:
 
 
 def form_fits(form: str, expected: str) -> bool:
-    """Return whether the form of a name is an expected one."""
     return form == expected or (
         expected.endswith("...)") and form.startswith(expected.removesuffix(", ...)"))
     )

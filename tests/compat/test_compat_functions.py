@@ -62,9 +62,8 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
         lightning_import.check_version()
     for installed in ("1.9.5", "2.5.1.post0", "2.7", "2.7.0", "2.10.1", "3.0.0"):
         has[name] = installed
-        with pytest.raises(
-            UserError, match=f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
-        ):
+        says = f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
+        with pytest.raises(UserError, match=says):
             lightning_import.check_version()
     has[name] = "2.6.6"
     for installed in ("2.11", "2.11.0", "2.15.0+cu130", "3.0"):
@@ -364,27 +363,6 @@ def test_an_iterator_that_a_loader_keeps_is_seen():
     assert not torch_data.keeps_iterator(loader)
     loader.kept = iter(loader)
     assert torch_data.keeps_iterator(loader)
-
-
-def test_whose_code_a_thread_runs():
-    class Own(threading.Thread):
-        pass
-
-    def wait() -> None:
-        ended.wait()
-
-    ended = threading.Event()
-    threads = [threading.Thread(target=wait), Own(), threading.Thread(target=ended.wait)]
-    for thread in threads[::2]:
-        thread.start()
-    assert list(map(torch_data.code_of_thread, threads)) == [
-        __name__,
-        __name__,
-        "threading",
-    ]
-    ended.set()
-    for thread in threads[::2]:
-        thread.join()
 
 
 def test_workers_end_with_their_loader():

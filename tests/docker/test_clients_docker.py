@@ -31,9 +31,8 @@ def test_three_folders_mounted_whole(image: str, tmp_path: Path):
         json.loads((tmp_path / "model/model.json").read_text())["data_class_path"]
         == "app.data.CIFAR10DataModule"
     )
-    assert (tmp_path / "output/success").exists() and list(
-        tmp_path.glob("output/data/tensorboard/**/events.*")
-    )
+    assert (tmp_path / "output/success").exists()
+    assert list(tmp_path.glob("output/data/tensorboard/**/events.*"))
 
 
 def test_without_the_toolkit(image: str, tmp_path: Path):

@@ -81,9 +81,8 @@ def test_a_users_own_command(trained):
         "source_dir": SOURCE,
     }
     output, artifacts = trained(source_code=command)
-    assert (
-        "sagemaker-training-toolkit" not in output and "Running Basic Script driver" not in output
-    )
+    assert "sagemaker-training-toolkit" not in output
+    assert "Running Basic Script driver" not in output
     assert state_in(artifacts)
     assert "slow.Model" in (artifacts / "model/model.json").read_text()
 

@@ -204,10 +204,8 @@ def test_a_mistake_is_in_the_failure_file(container, tmp_path: Path):
     run = container("train", options=mounts)
     assert run.returncode == 1
     failure = (tmp_path / "output/failure").read_text()
-    assert (
-        failure.startswith("error: --trainer.accelerator=gpu: this machine has no GPU")
-        and "\n" not in failure
-    )
+    assert failure.startswith("error: --trainer.accelerator=gpu: this machine has no GPU")
+    assert "\n" not in failure
     assert failure in run.stdout
 
 
@@ -359,10 +357,8 @@ def test_a_program_that_sdk_3_starts_is_started_again(sdk_3_job):
     output, arguments = sdk_3_job(DIES_ONCE)
     run = docker("run", "--rm", *arguments)
     assert run.returncode == 0, run.stdout
-    assert (
-        "restart 1 in this container (at most 3 an hour): " in run.stdout
-        and "BACK [{" in run.stdout
-    )
+    assert "restart 1 in this container (at most 3 an hour): " in run.stdout
+    assert "BACK [{" in run.stdout
     assert not (output / "failure").exists()
 
 
@@ -427,9 +423,8 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert variables["PATH"].split(":")[0] == "/opt/conda/envs/sagemaker-lightning/bin"
     labels = description["Config"]["Labels"]
-    assert (
-        labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.revision"]
-    )
+    assert labels["org.opencontainers.image.version"]
+    assert labels["org.opencontainers.image.revision"]
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.source"]
 
@@ -519,9 +514,8 @@ def test_the_doctor_and_an_older_driver_in_the_image(container, tmp_path: Path):
         "note  GPU driver: GPU driver 535.183.01 is older than CUDA 13.2 needs (R580); "
         "NVIDIA's comp"
     ) in run.stdout
-    assert "WRONG torch: cannot compute on the GPU (" in run.stdout and run.stdout.endswith(
-        "1 wrong\n"
-    )
+    assert "WRONG torch: cannot compute on the GPU (" in run.stdout
+    assert run.stdout.endswith("1 wrong\n")
     run = container("python", "-m", "sagemaker_lightning.doctor")
     assert run.returncode == 0, run.stdout
     assert "ok    NCCL: " in run.stdout and run.stdout.endswith("nothing is wrong\n")
@@ -631,9 +625,8 @@ def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     completed = subprocess.run(
         ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True
     )
-    assert completed.returncode == 0 and "identical: 1 interruption;" in completed.stdout, (
-        completed.stdout + completed.stderr
-    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "identical: 1 interruption;" in completed.stdout, completed.stdout + completed.stderr
 
 
 @pytest.mark.thorough  # another image

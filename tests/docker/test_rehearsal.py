@@ -156,9 +156,9 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
         job["ModelArtifacts"]["S3ModelArtifacts"]
         == f"s3://rehearsal/output/{name}/output/model.tar.gz"
     )
-    assert (
-        job["TrainingTimeInSeconds"] >= 2 and job["BillableTimeInSeconds"] >= 2
-    )  # A worker that has ended is waited for.
+    # A worker that has ended is waited for.
+    assert job["TrainingTimeInSeconds"] >= 2
+    assert job["BillableTimeInSeconds"] >= 2
     assert rehearsal.archive(name) == {
         "shared": b"algo-2\n",
         "algo-1": b"algo-1\n",
@@ -196,10 +196,8 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
     """  # noqa: E501
     name = rehearsal.create(image, script, hosts=2)
     job = rehearsal.wait_until_ended(name)
-    assert (job["TrainingJobStatus"], job["FailureReason"]) == (
-        "Failed",
-        "AlgorithmError: error: why\n, exit code: 3",
-    )
+    assert job["TrainingJobStatus"] == "Failed"
+    assert job["FailureReason"] == "AlgorithmError: error: why\n, exit code: 3"
     assert rehearsal.lines(name)["algo-1"] == ["stopped"]
     assert rehearsal.archive(name) == {"m": b"m\n"}  # uploaded on a failure, too
 
@@ -259,10 +257,8 @@ def test_stop(rehearsal, image):
     rehearsal.wait_for_line(name, "ready", "algo-2")
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
     job = rehearsal.wait_until_ended(name)
-    assert (job["TrainingJobStatus"], statuses(job)[-4:]) == (
-        "Stopped",
-        ["Training", "Stopping", "Uploading", "Stopped"],
-    )
+    assert job["TrainingJobStatus"] == "Stopped"
+    assert statuses(job)[-4:] == ["Training", "Stopping", "Uploading", "Stopped"]
     assert "FailureReason" not in job
     assert rehearsal.archive(name) == {"m": b"saved\n"}
     with pytest.raises(ClientError, match="training job is in status Stopped"):
@@ -336,11 +332,9 @@ def test_an_interruption_by_hand(rehearsal, image):
     # The time between is not billed.
     assert second_instance["started"] - first_instance["released"] >= 1.5
     (interruption,) = record["interruptions"]
-    assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (
-        ["algo-2"],
-        False,
-        "by hand",
-    )
+    assert interruption["hosts"] == ["algo-2"]
+    assert interruption["warned"] is False
+    assert interruption["why"] == "by hand"
     assert [instance["reclaimed"] for instance in record["attempts"][0]["instances"]] == [
         False,
         True,
@@ -404,11 +398,9 @@ def test_network_isolation(rehearsal, image, isolated):
     ).stdout.strip()
     rehearsal.wait_until_ended(name)
     host_line, endpoint_line = rehearsal.lines(name)["algo-1"]
-    assert (
-        "algo-1" in host_line
-        and internal == str(isolated).lower()
-        and (endpoint_line == "endpoint none") == isolated
-    )
+    assert "algo-1" in host_line
+    assert internal == str(isolated).lower()
+    assert (endpoint_line == "endpoint none") == isolated
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
@@ -549,9 +541,8 @@ def test_spot_by_a_rule(tmp_path, image, rule, wanted):
         end_statuses = [
             status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])
         ]
-        assert end_statuses[-1] == wanted[-1] and end_statuses.count("Interrupted") >= wanted.count(
-            "Interrupted"
-        ), job
+        assert end_statuses[-1] == wanted[-1], job
+        assert end_statuses.count("Interrupted") >= wanted.count("Interrupted"), job
         if wanted[-1] == "Completed":
             assert end_statuses == wanted
             steps = [
@@ -567,10 +558,8 @@ def test_retries_are_spent(tmp_path, image):
             image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1}
         )
         job = server.wait_until_ended(name)
-        assert (
-            job["TrainingJobStatus"] == "Failed"
-            and "MaximumRetryAttempts is 1" in job["FailureReason"]
-        )
+        assert job["TrainingJobStatus"] == "Failed"
+        assert "MaximumRetryAttempts is 1" in job["FailureReason"]
         assert statuses(job).count("Interrupted") == 2
 
 
@@ -690,11 +679,9 @@ def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
         code,
         env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
     )
-    assert (
-        f"'{rehearsal.endpoint}'" in completed.stdout
-        and "mine" not in completed.stdout
-        and "URL_S3" not in completed.stdout
-    )
+    assert f"'{rehearsal.endpoint}'" in completed.stdout
+    assert "mine" not in completed.stdout
+    assert "URL_S3" not in completed.stdout
 
 
 @pytest.mark.parametrize(

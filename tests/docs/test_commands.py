@@ -22,26 +22,27 @@ COMMAND = re.compile(
 )
 
 RUNS_BLOCK = "test_readme.py::test_a_block_of_a_page"
+RATIOS = "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+FOR_DEVELOPERS = "test_commands.py::test_what_make_runs_for_developers"
 RUNS_SDK_JOB = "test_readme.py::test_a_job_by_an_sdk"
 LAUNCH = TESTS["docs/drill.md"][2]
 DRILL = TESTS["docs/drill.md"][0]
 GPU = TESTS["results/gpu.md"]
+GPU_REPORT = "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
     "make train": RUNS_BLOCK,
     "make env": RUNS_BLOCK,  # make train does it first
     "make build": RUNS_BLOCK,
     "make rehearsal": RUNS_BLOCK,
-    "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
+    "make test-fast": FOR_DEVELOPERS,
     "make test-thorough": "test_commands.py::test_what_continuous_integration_runs",
-    "make soak": "test_commands.py::test_what_make_runs_for_developers",
-    "make mutants": "test_commands.py::test_what_make_runs_for_developers",
+    "make soak": FOR_DEVELOPERS,
+    "make mutants": FOR_DEVELOPERS,
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
-    "make compat": "test_commands.py::test_what_make_runs_for_developers",
-    "make compat LIGHTNING=2.5.2": "test_commands.py::test_what_make_runs_for_developers",
-    "make compat PACKAGE=lightning LIGHTNING=2.6.6": (
-        "test_commands.py::test_what_make_runs_for_developers"
-    ),
+    "make compat": FOR_DEVELOPERS,
+    "make compat LIGHTNING=2.5.2": FOR_DEVELOPERS,
+    "make compat PACKAGE=lightning LIGHTNING=2.6.6": FOR_DEVELOPERS,
     "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "make docs": "test_docs_site.py::test_the_site_has_the_pages_and_the_public_names",
@@ -70,9 +71,7 @@ BETWEEN_THE_LINES = {
     "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": (
         "test_container.py::test_the_program_is_a_build_argument"
     ),
-    "make benchmark": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
+    "make benchmark": RATIOS,
     "make scaling": "test_scaling.py::test_two_cores_are_compared_as_nodes",
     # Need a GPU.
     'make gpu FLAGS="--data_dir cifar10"': GPU[0],
@@ -115,52 +114,32 @@ BETWEEN_THE_LINES = {
         "test_rehearsal.py::test_an_interruption_by_hand"
     ),
     "python -m benchmarks.carry --data FOLDER": GPU[1],
-    "python -m benchmarks.gpu report FILE": (
-        "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
-    ),
-    "python -m benchmarks.gpu report --write": (
-        "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
-    ),
+    "python -m benchmarks.gpu report FILE": GPU_REPORT,
+    "python -m benchmarks.gpu report --write": GPU_REPORT,
     "python -m benchmarks.image IMAGE": (
         "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured"
     ),
     "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1": (
         "test_benchmarks.py::test_an_interrupted_job_is_compared"
     ),
-    "python -m benchmarks.checkpoint_cost": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
-    "python -m benchmarks.data_shards": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
+    "python -m benchmarks.checkpoint_cost": RATIOS,
+    "python -m benchmarks.data_shards": RATIOS,
     "python -m benchmarks.hangs": (
         "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_not_hangs"
     ),
-    "python -m benchmarks.original": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
+    "python -m benchmarks.original": RATIOS,
     "python tests/tools/sharded_soak.py": (
         "test_sharded.py::test_random_interruptions_leave_the_same_bits"
     ),
     "python -m benchmarks.sharded": "test_benchmarks.py::test_a_sharded_model_is_measured",
-    "python -m benchmarks.malloc": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
-    "python -m benchmarks.proof": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
-    "python -m benchmarks.restart": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
+    "python -m benchmarks.malloc": RATIOS,
+    "python -m benchmarks.proof": RATIOS,
+    "python -m benchmarks.restart": RATIOS,
     "python -m benchmarks.scaling predict --step=SECONDS": (
         "test_scaling.py::test_two_cores_are_compared_as_nodes"
     ),
-    "python -m benchmarks.side_by_side": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
-    "python -m benchmarks.small_steps": (
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
-    ),
+    "python -m benchmarks.side_by_side": RATIOS,
+    "python -m benchmarks.small_steps": RATIOS,
     "python -m benchmarks.spot": (
         "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone"
     ),
@@ -177,7 +156,6 @@ PLACEHOLDERS = re.compile("|".join(PLACEHOLDER_VALUES))
 
 
 def commands_in_sentences() -> set[str]:
-    """Return the commands in the sentences of all pages."""
     spans = [
         " ".join(span.split())
         for page in PAGES.values()
@@ -269,10 +247,8 @@ def test_the_words_of_a_command_are_known(command):
         completed = warm.run(
             ["python", "-m", module, *arguments[:own], "--no-such-flag", *arguments[own:]], ROOT
         )
-        assert (
-            completed.returncode == 2
-            and "unrecognized arguments: --no-such-flag\n" in completed.stdout
-        ), completed.stdout
+        assert completed.returncode == 2, completed.stdout
+        assert "unrecognized arguments: --no-such-flag\n" in completed.stdout, completed.stdout
 
 
 def test_make_prints_its_targets():

@@ -94,9 +94,8 @@ def test_what_replaced_an_old_flag_is_said(flag, text):
     "name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"]
 )
 def test_the_group_of_a_flag_without_one_is_suggested(name):
-    with pytest.raises(
-        UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"
-    ):
+    says = rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"
+    with pytest.raises(UserError, match=says):
         Parsed(SageMakerEnvironment(), [f"--{name}=1"], APPLICATION)
 
 
@@ -119,18 +118,14 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     program, name, *flags = shlex.split(command.replace("\\\n", " "))
     assert (program, name) == (".venv/bin/python", "app/train.py")
     config = Parsed(SageMakerEnvironment(), flags, APPLICATION).config
-    assert (
-        config.data.class_path == "app.data.CIFAR10DataModule"
-        and config.data.init_args.data_dir == ".cache"
-    )
+    assert config.data.class_path == "app.data.CIFAR10DataModule"
+    assert config.data.init_args.data_dir == ".cache"
     job = SageMakerEnvironment(channels={"training": Path("/opt/ml/input/data/training")})
     config = Parsed(
         job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION
     ).config
-    assert (
-        config.data.init_args.data_dir == "/opt/ml/input/data/training"
-        and config.optimizer.init_args.lr == 1e-3
-    )
+    assert config.data.init_args.data_dir == "/opt/ml/input/data/training"
+    assert config.optimizer.init_args.lr == 1e-3
 
 
 @pytest.mark.slow
@@ -141,9 +136,8 @@ def test_the_strategies_that_were_accelerators():
     )
     assert len(names) == 5
     for name in ("ddp", *names):
-        with pytest.raises(
-            UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"
-        ):
+        says = f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"
+        with pytest.raises(UserError, match=says):
             Parsed(SageMakerEnvironment(), [f"--trainer.accelerator={name}"], APPLICATION)
 
 
@@ -153,9 +147,8 @@ def test_files_that_the_page_names_are_there():
 
 
 def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
-    with pytest.raises(
-        UserError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"
-    ):
+    says = f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"
+    with pytest.raises(UserError, match=says):
         CIFAR10DataModule("data").load(train=True)
 
 

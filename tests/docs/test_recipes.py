@@ -76,11 +76,9 @@ def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
         [f"--config={ROOT}/app/recipes/original.yaml"],
     ):
         cli = made(tmp_path, *config, *data_flags)
-        assert (cli.datamodule.batch_size, cli.datamodule.val_split, cli.trainer.max_epochs) == (
-            32,
-            0.2,
-            5,
-        )
+        assert cli.datamodule.batch_size == 32
+        assert cli.datamodule.val_split == 0.2
+        assert cli.trainer.max_epochs == 5
         assert cli.config.optimizer.class_path == "torch.optim.Adam"
     cli = made(tmp_path, "--config=original", "--data.batch_size=7", *data_flags)
     assert cli.datamodule.batch_size == 7  # a flag has priority over a recipe

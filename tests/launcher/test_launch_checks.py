@@ -50,10 +50,7 @@ def test_a_model_in_a_source_archive_is_not_checked_if_a_flag_says_so(launch):
 
 
 def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
-    """Ask the data module of the channels which flags there are.
-
-    CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks.
-    """
+    """CIFAR10DataModule, the default of a channel, has a flag that DigitsDataModule lacks."""
     with_channel = launch(*NEEDED_FLAGS, "--dry-run", DATA_FLAG, "data.download=false")
     assert with_channel.returncode == 0, with_channel.stderr
     without = launch(*NEEDED_FLAGS, "--dry-run", "data.download=false")
@@ -61,12 +58,6 @@ def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
 
 
 def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_path):
-    own = launch(*NEEDED_FLAGS, "--dry-run", "--env=SAGEMAKER_PROGRAM=mine.py", "anything=1")
-    assert own.returncode == 0
-    assert (
-        "not checked: the hyperparameters: they are for a program of the job's own, mine.py"
-        in own.stderr
-    )
     absent = launch(
         *NEEDED_FLAGS,
         "--dry-run",
@@ -75,9 +66,8 @@ def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_pa
         DOCKER="no-docker-here",
     )
     assert absent.returncode == 0
-    assert (
-        "not checked: the hyperparameters: " in absent.stderr and "no-docker-here" in absent.stderr
-    )
+    assert "not checked: the hyperparameters: " in absent.stderr
+    assert "no-docker-here" in absent.stderr
 
 
 @pytest.mark.docker
@@ -95,10 +85,8 @@ def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     )
     assert completed.returncode == 0
     line = completed.stderr.splitlines()[0]
-    assert (
-        line.startswith("not checked: the hyperparameters: docker: ")
-        and f"127.0.0.1:{port}" in line
-    ), completed.stderr
+    assert line.startswith("not checked: the hyperparameters: docker: "), completed.stderr
+    assert f"127.0.0.1:{port}" in line, completed.stderr
 
 
 @pytest.mark.thorough  # by this checkout's, above
@@ -154,11 +142,9 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     assert sent_variables == "TOKEN=secret value"
     assert "secret" not in line + completed.stderr
     if drilled:
-        assert (
-            completed.returncode == 1
-            and "the job is not exact, or cannot be drilled" in completed.stderr
-            and not completed.stdout
-        )
+        assert completed.returncode == 1
+        assert "the job is not exact, or cannot be drilled" in completed.stderr
+        assert not completed.stdout
     else:
         assert request_of(completed)["HyperParameters"] == {"trainer.max_epochs": "3"}
 
@@ -167,10 +153,9 @@ def test_a_drill_needs_the_data_here(launch):
     completed = launch(
         *NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", DATA_FLAG, "--drill", "--drill-data=other=."
     )
+    assert completed.returncode == 1
     assert (
-        completed.returncode == 1
-        and "--drill-data: found none for the channel training, which is at s3://"
-        in completed.stderr
+        "--drill-data: found none for the channel training, which is at s3://" in completed.stderr
     )
     completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", "--drill-data=training=.")
     assert completed.returncode == 1 and "--drill-data: found without --drill" in completed.stderr
@@ -211,7 +196,5 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
         1,
     ]
     assert values["epoch"] == [1.0] * len(values["epoch"]) and values["step"][:2] == [1.0, 2.0]
-    assert (
-        0 <= min(values["train_acc"]) <= max(values["train_acc"]) <= 1
-        and min(values["images_per_second"]) > 0
-    )
+    assert 0 <= min(values["train_acc"]) <= max(values["train_acc"]) <= 1
+    assert min(values["images_per_second"]) > 0

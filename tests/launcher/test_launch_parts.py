@@ -13,7 +13,6 @@ import pytest
 from botocore.exceptions import (
     ClientError,
     EndpointConnectionError,
-    NoCredentialsError,
     ReadTimeoutError,
 )
 
@@ -57,15 +56,7 @@ def test_a_wait_as_long_as_the_run_is_allowed(max_wait):
     contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=max_wait))
 
 
-def test_a_shorter_wait_is_not():
-    with pytest.raises(
-        ValueError, match=r"--max-wait: found 99, expected --max-run \(100\) or more"
-    ):
-        contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
-
-
 def site(client) -> Site:
-    """Return a site whose services are all one client."""
     return Site("us-east-1", lambda service: client, "launch", "--region=us-east-1")
 
 
@@ -415,6 +406,10 @@ def test_stopping_a_job_says_how_long_it_has(capsys):
     [
         (["--keep-alive=9", "--instance-group=a=ml.x:1"], "--keep-alive: not allowed with --inst"),
         (["--instance-group=a=ml.x:1", "--instance-count=1"], "--instance-group: not allowed with"),
+        (
+            ["--instance-group=a=ml.x:1", "--instance-type=ml.x"],
+            "--instance-group: not allowed with",
+        ),
         (["--drill-data=a=."], "--drill-data: found without --drill"),
         (["--drill-data=a=.", "--drill"], ""),
         (["--keep-alive=9"], ""),
@@ -468,9 +463,8 @@ def test_a_bucket_whose_region_is_unknown_is_accepted():
         s3.meta = SimpleNamespace(region_name="us-east-1")
         account_checks.check_bucket(s3, "--output", "s3://bucket/x")
     s3.meta.region_name = "eu-west-1"
-    with pytest.raises(
-        ValueError, match="--output: found a bucket in us-east-1, but the job is to"
-    ):
+    says = "--output: found a bucket in us-east-1, but the job is to"
+    with pytest.raises(ValueError, match=says):
         account_checks.check_bucket(s3, "--output", "s3://bucket/x")
 
 
@@ -613,32 +607,6 @@ def test_data_are_where_the_job_looks_for_them(buckets, uri, says):
 def test_a_bucket_that_may_not_be_looked_at_is_no_mistake_of_the_address():
     with pytest.raises(ClientError):
         account_checks.check_bucket(Buckets(code="403"), "--output", "s3://bucket/c")
-
-
-@pytest.mark.parametrize(
-    ("credentials", "dry_run", "lines"),
-    [
-        (None, True, [f"the data, the buckets and the image: {aws.NO_CREDENTIALS}"]),
-        (None, False, None),
-        ("some", False, ["--output: not allowed"]),
-    ],
-)
-def test_what_could_not_be_checked_is_a_line_each(monkeypatch, credentials, dry_run, lines):
-    session = SimpleNamespace(get_credentials=lambda: credentials)
-    boto3 = SimpleNamespace(DEFAULT_SESSION=None, Session=lambda: session)
-    monkeypatch.setattr(aws, "boto3", boto3)
-    monkeypatch.setattr(aws, "client", lambda service, region: Buckets(code="403"))
-    monkeypatch.setattr(aws, "explain", lambda error: "not allowed")
-    request = {"AlgorithmSpecification": {"TrainingImage": "mine"}}
-    request |= {"OutputDataConfig": {"S3OutputPath": "s3://bucket/c"}}
-    if lines is None:
-        with pytest.raises(NoCredentialsError):
-            account_checks.check(request, "us-east-1", dry_run)
-        return
-    assert account_checks.check(request, "us-east-1", dry_run) == lines
-    with_checkpoints = request | {"CheckpointConfig": {"S3Uri": "s3://bucket/d"}}
-    more = ["--checkpoints: not allowed"] if credentials else []
-    assert account_checks.check(with_checkpoints, "us-east-1", dry_run) == lines + more
 
 
 @pytest.mark.parametrize(

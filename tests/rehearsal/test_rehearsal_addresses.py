@@ -101,11 +101,9 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     variables = clients.variables("http://127.0.0.1:4571", KEY)
     assert variables["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
-    assert (variables["AWS_REGION"], variables["AWS_DEFAULT_REGION"], variables["KEPT"]) == (
-        "eu-west-1",
-        "eu-west-1",
-        "1",
-    )
+    assert variables["AWS_REGION"] == "eu-west-1"
+    assert variables["AWS_DEFAULT_REGION"] == "eu-west-1"
+    assert variables["KEPT"] == "1"
     assert variables["AWS_ACCESS_KEY_ID"] == "id" and variables["AWS_CONFIG_FILE"] == os.devnull
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(variables)
 

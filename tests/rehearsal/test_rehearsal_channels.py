@@ -143,9 +143,8 @@ def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
 
     write_files(tmp_path / "from", "a")
     monkeypatch.setattr(channels.shutil, "copyfile", refused)
-    with pytest.raises(
-        JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
-    ):
+    says = r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
+    with pytest.raises(JobFailed, match=says):
         fetch(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 
@@ -189,9 +188,8 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     channels.deliver(s3, request, layouts, tmp_path / "shared", [tmp_path], lambda: None)
     first_host, second_host, third_host = layouts.values()
     assert [path.name for path in (first_host.folder / "input/data").iterdir()] == ["all"]
-    assert file_texts(second_host.channel("some")) == {"x": "x"} and file_texts(
-        third_host.channel("some")
-    ) == {"y/z": "y/z"}
+    assert file_texts(second_host.channel("some")) == {"x": "x"}
+    assert file_texts(third_host.channel("some")) == {"y/z": "y/z"}
     (first_host.channel("all") / "x").write_text("changed")
     assert (second_host.channel("all") / "x").read_text() == "x"
     # There is one copy for both.

@@ -17,9 +17,9 @@ from rehearsed_inputs import (
     put_objects,
     write_files,
 )
+from rehearsed_jobs import make_uploader
 from waiting import wait_until
 
-from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.jobs import checkpoint_sync
 from sagemaker_rehearsal.jobs.channels import JobFailed
 from sagemaker_rehearsal.jobs.record import Saved
@@ -27,31 +27,9 @@ from sagemaker_rehearsal.jobs.record import Saved
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of an Uploader."""
     fake_clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: fake_clock.now))
     return fake_clock
-
-
-def make_uploader(
-    s3, folder: Path, uri: str = "s3://bucket/run", **more_settings
-) -> checkpoint_sync.Uploader:
-    """Return an Uploader that has not started; `notes` are its messages."""
-    default_settings = {
-        "lag": 0.0,
-        "settle": 0.0,
-        "stall_after": None,
-        "deletions": True,
-        "flush": False,
-    }
-    default_settings |= {"every": 0.01, "markers": False, "markers_uploaded": False}
-    folder.mkdir(exist_ok=True)
-    notes = []
-    uploader = checkpoint_sync.Uploader(
-        s3, uri, folder, settings.Sync(**default_settings | more_settings), notes.append
-    )
-    uploader.notes = notes
-    return uploader
 
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
@@ -213,9 +191,8 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
     put_objects(s3, *(f"run/{number}" for number in range(PAGE_SIZE + 1)))
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE_SIZE + 1
-    with pytest.raises(
-        JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
-    ):
+    says = "Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
+    with pytest.raises(JobFailed, match=says):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
     put_objects(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):
@@ -274,30 +251,19 @@ def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
     assert keys(s3) == ["run/a"]
 
 
-def test_markers(s3, tmp_path, clock):
-    uploader = make_uploader(s3, tmp_path, markers=True)
+@pytest.mark.parametrize("are_uploaded", [False, True])
+def test_markers(s3, tmp_path, clock, are_uploaded):
+    uploader = make_uploader(s3, tmp_path, markers=True, markers_uploaded=are_uploaded)
     write_files(tmp_path, "sub/a")
     uploader._look()
     beside = ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
     assert sorted(file_texts(tmp_path / "sub")) == beside
     uploader._look()
-    assert keys(s3) == ["run/sub/a"]
+    assert keys(s3) == [f"run/sub/{name}" for name in (beside if are_uploaded else ["a"])]
     (tmp_path / "sub/a").unlink()
     uploader._look()
+    uploader._look()
     assert file_texts(tmp_path / "sub") == {} and keys(s3) == []
-
-
-def test_markers_that_are_uploaded(s3, tmp_path, clock):
-    uploader = make_uploader(s3, tmp_path, markers=True, markers_uploaded=True)
-    write_files(tmp_path, "a")
-    uploader._look()
-    uploader._look()
-    assert sorted(file_texts(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
-    assert keys(s3) == ["run/a", "run/a.sagemaker-uploaded", "run/a.sagemaker-uploading"]
-    (tmp_path / "a").unlink()
-    uploader._look()
-    uploader._look()
-    assert file_texts(tmp_path) == {} and keys(s3) == []
 
 
 def disturb_uploads(uploader: checkpoint_sync.Uploader, monkeypatch, disturb) -> None:
@@ -438,19 +404,3 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     uploader.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
     assert uploader.notes == [] and not uploader.seen["b"].uploaded
-
-
-@pytest.mark.slow
-def test_many_small_files(s3, tmp_path):
-    uploader = make_uploader(s3, tmp_path, markers=True)
-    uploader.start()
-    write_files(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
-    wait_until(
-        lambda: (
-            len(uploader.seen) == 200
-            and all(file.uploaded for file in list(uploader.seen.values()))
-        )
-    )
-    uploader.finish()
-    assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
-    assert uploader.notes == []

@@ -194,10 +194,8 @@ def test_the_aws_cli(endpoint, tmp_path):
 
 def test_the_key_of_a_rehearsal(endpoint, tmp_path):
     (file,) = endpoint.cache.glob("*/*/key")
-    assert (
-        stat.S_IMODE(file.stat().st_mode) == 0o600
-        and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    )
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert len(endpoint.key[1]) >= 40 and endpoint.key[1] in file.read_text()
     code = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
     completed = run(endpoint, python_of("rehearsal"), "-c", code)
@@ -228,10 +226,8 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
 
 def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
     with Endpoint(tmp_path) as another_endpoint:
-        assert (
-            another_endpoint.key[0] != endpoint.key[0]
-            and another_endpoint.key[1] != endpoint.key[1]
-        )
+        assert another_endpoint.key[0] != endpoint.key[0]
+        assert another_endpoint.key[1] != endpoint.key[1]
         with pytest.raises(ClientError, match="is not this rehearsal's"):
             client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()
 
@@ -240,9 +236,8 @@ def test_a_folder_of_reports_that_is_gone_is_one_line_for_the_client(tmp_path):
     with Endpoint(tmp_path) as server:
         server.folder.rmdir()
         server.folder.write_text("")
-        with pytest.raises(
-            ClientError, match="InternalFailure.*the rehearsal failed: .*File exist"
-        ):
+        says = "InternalFailure.*the rehearsal failed: .*File exist"
+        with pytest.raises(ClientError, match=says):
             server.create("image")
         assert "Traceback" not in server.output
         server.folder.unlink()

@@ -45,7 +45,6 @@ def start() -> Iterator[Callable]:
 
 
 def variable_of(pid: int, name: str) -> str:
-    """Return a variable of a process."""
     entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(entry.partition("=")[::2] for entry in entries).get(name, "")
 

@@ -98,9 +98,8 @@ def with_field(listed: str) -> dict:
 
 @pytest.mark.parametrize("listed", REFUSED_FIELDS)
 def test_a_field_that_is_not_emulated_is_refused(listed):
-    with pytest.raises(
-        Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
-    ):
+    says = f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
+    with pytest.raises(Refused, match=says):
         answer(with_field(listed))
 
 
@@ -223,7 +222,6 @@ def test_what_the_hosts_of_a_job_reach_in_s3():
 
 
 def nested(levels: int) -> list:
-    """Return a list in a list in a list, and so on."""
     value: list = []
     for _ in range(levels):
         value = [value]
@@ -257,7 +255,6 @@ def test_what_the_model_does_not_have_is_not_kept():
 
 
 def algorithm(**more_fields) -> dict:
-    """Return an AlgorithmSpecification."""
     return {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | more_fields}
 
 

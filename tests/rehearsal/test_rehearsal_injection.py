@@ -32,7 +32,6 @@ class Processes(Engine):
     """An engine whose hosts have a process each: `sleep`."""
 
     def start(self, *_):
-        """Start a host."""
         container = super().start()
         container.process = subprocess.Popen(["sleep", "60"])
         container.first_process = lambda: container.process.pid

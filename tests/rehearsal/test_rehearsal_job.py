@@ -234,9 +234,8 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
         True,
         0.25,
     )
-    assert (
-        job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
-    )
+    assert job.record.secondary == "Interrupted"
+    assert job.record.attempts[0].instances[0].ended is None
     container.end(0)
     rehearsed.container(1).end(0)
     record = wait_until_ended(job)

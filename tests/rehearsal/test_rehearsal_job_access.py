@@ -15,7 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from endpoint_requests import (
     BRIDGE,
-    check_nothing_told,
+    ask,
+    check_refused,
     job,
     request_bytes,
     send,
@@ -70,10 +71,7 @@ def test_what_a_job_may_do(endpoint):
         service="rehearsal",
         body=order,
     )
-    assert (
-        send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", headers, order))[0]
-        == 403
-    )
+    assert ask(endpoint, "POST /Rehearsal/interrupt HTTP/1.1", headers, order)[0] == 403
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
     for stopped in (name, other):
         endpoint.sagemaker.stop_training_job(TrainingJobName=stopped)
@@ -82,9 +80,8 @@ def test_what_a_job_may_do(endpoint):
     with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
     report_files = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
-    assert name in report_files and not any(
-        secret in report_files for secret in (*key, *endpoint.key)
-    )
+    assert name in report_files
+    assert not any(secret in report_files for secret in (*key, *endpoint.key))
     all_files = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
     assert endpoint.key[1] not in all_files
 
@@ -95,21 +92,21 @@ def test_the_page_follows_a_job_and_stops_it(endpoint):
     host_header = {"Host": endpoint.host}
     browser_headers = host_header | {"Accept": "text/html"}
     line = f"GET {endpoint.page()} HTTP/1.1"
-    status, headers, body = send(endpoint, request_bytes(line, browser_headers))
+    status, headers, body = ask(endpoint, line, browser_headers)
     assert status == 200 and name in body
     assert "content-security-policy: default-src 'none'" in headers
     bridge_headers = browser_headers | {"Host": f"{BRIDGE}:{endpoint.port}"}
-    check_nothing_told(send(endpoint, request_bytes(line, bridge_headers), BRIDGE))
+    check_refused(endpoint, line, bridge_headers, address=BRIDGE)
     stream = urllib.request.urlopen(
         f"{endpoint.endpoint}{endpoint.page('/Rehearsal/page/stream', job=arn)}", timeout=60
     )
     with stream:
         assert any(b"said by the job" in line for line in stream)
         stop = f"POST {endpoint.page('/Rehearsal/page/stop', job=arn)} HTTP/1.1"
-        check_nothing_told(send(endpoint, request_bytes(stop, host_header)))
+        check_refused(endpoint, stop, host_header)
         assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
         own_headers = host_header | {"Origin": endpoint.endpoint}
-        assert send(endpoint, request_bytes(stop, own_headers))[0] == 303
+        assert ask(endpoint, stop, own_headers)[0] == 303
         # It ends with the job.
         assert b"event: end\n" in list(stream)
     assert endpoint.describe(name)["SecondaryStatus"] == "Stopped"
@@ -199,7 +196,6 @@ def test_a_job_reaches_its_own_prefixes(endpoint, two_jobs):
 
 
 def key_of(s3) -> tuple[str, str]:
-    """Return the key of a client."""
     credentials = s3._request_signer._credentials
     return credentials.access_key, credentials.secret_key
 
@@ -353,7 +349,7 @@ def test_no_way_to_write_it_reaches_another_jobs_objects(endpoint, two_jobs, twi
     method, target, headers, body = twisted
     objects_before = {entry["Key"]: entry["ETag"] for entry in _all_objects(endpoint.s3, "")}
     signed = signed_as_it_is(key_of(two_jobs[1]), method, target, {"Host": endpoint.host} | headers)
-    status, _, answer = send(endpoint, request_bytes(f"{method} {target} HTTP/1.1", signed, body))
+    status, _, answer = ask(endpoint, f"{method} {target} HTTP/1.1", signed, body)
     assert status == 403 and "may write what begins with" in answer
     objects = {entry["Key"]: entry["ETag"] for entry in _all_objects(endpoint.s3, "")}
     assert objects == objects_before
@@ -432,38 +428,18 @@ def test_no_request_is_an_internal_error(endpoint, two_jobs, seed):
             headers = {"X-Amz-Target": json_target} if json_target else {}
             options = {"host": endpoint.host, "method": method, "service": service}
             headers = signed_headers(key, headers=headers, body=body, **options)
-        answer = send(endpoint, request_bytes(f"{method} {target} HTTP/1.1", headers, body))
+        answer = ask(endpoint, f"{method} {target} HTTP/1.1", headers, body)
         assert answer[0] < 500 and "SignatureDoesNotMatch" not in answer[2], answer
         assert "Traceback" not in endpoint.output, (method, target, headers, body)
     assert endpoint.describe(two_jobs[0])["TrainingJobStatus"] == "InProgress"
 
 
-INTERRUPTION_ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
-WRONG_ORDERS = [
-    {},
-    [],
-    "x",
-    None,
-    {"name": "x"},
-    INTERRUPTION_ORDER,
-    INTERRUPTION_ORDER | {"more": 1},
-    INTERRUPTION_ORDER | {"name": 1},
-]
-WRONG_ORDERS += [INTERRUPTION_ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
-    INTERRUPTION_ORDER | {"warned": "no"}
-]
-WRONG_ORDERS += [
-    INTERRUPTION_ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)
-]
-
-
-@pytest.mark.parametrize(
-    "content", [*(json.dumps(order).encode() for order in WRONG_ORDERS), b"[" * 100000, b"{", b""]
-)
+@pytest.mark.parametrize("content", [b"null", b'{"gap": NaN}', b"[" * 100000, b"{", b""])
 def test_a_wrong_order_of_an_interruption_is_refused(endpoint, content):
+    """test_rehearsal_job.py has what is wrong in an order that is JSON."""
     path = "/Rehearsal/interrupt"
     headers = signed_headers(
         endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content
     )
-    status, _, answer = send(endpoint, request_bytes(f"POST {path} HTTP/1.1", headers, content))
+    status, _, answer = ask(endpoint, f"POST {path} HTTP/1.1", headers, content)
     assert status == 409 and answer.startswith('{"error": '), answer

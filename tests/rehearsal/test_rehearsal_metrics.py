@@ -30,10 +30,8 @@ def test_metrics_of_log_lines():
         "count": 3.0,
         "maybe": 3.0,
     }
-    assert (
-        log_metrics.found["loss"]["MetricName"] == "loss"
-        and abs(log_metrics.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
-    )
+    assert log_metrics.found["loss"]["MetricName"] == "loss"
+    assert abs(log_metrics.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
 
 
 def test_the_time_that_an_expression_may_take():
@@ -63,7 +61,6 @@ def test_a_wrong_expression_of_a_metric_is_refused(regex):
 
 
 def events(client, stream: str) -> list[str]:
-    """Return the messages of a stream."""
     key = {"logGroupName": logs.LOG_GROUP, "logStreamName": stream, "startFromHead": True}
     messages = []
     page = client.get_log_events(**key)
@@ -100,10 +97,8 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(paged_aws, tmp_path):
     lines = [f"line {number}" for number in range(logs.MAX_BATCH_EVENTS + 1)]
     assert events(client, first_stream) == ["step=3 loss=0.5", *lines]
     (long_line,) = events(client, second_stream)
-    assert (
-        set(long_line) == {"ü"}
-        and len(long_line.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
-    )
+    assert set(long_line) == {"ü"}
+    assert len(long_line.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
     assert job_logs.shown() == {
         "algo-1": lines[-logs.SHOWN_LINES :],

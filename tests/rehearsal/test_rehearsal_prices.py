@@ -28,7 +28,6 @@ def settings_of(*flags: str) -> settings.Settings:
 
 @pytest.fixture
 def of_file(tmp_path) -> settings.Settings:
-    """Settings with a file of prices."""
     (tmp_path / "prices.csv").write_text(FILE)
     return settings_of(f"--prices={tmp_path / 'prices.csv'}")
 

@@ -30,7 +30,6 @@ from sagemaker_rehearsal.aws.errors import Refused
 
 
 def service_path(path: tuple) -> str:
-    """Return a path as the service writes it."""
     steps = [
         f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:]
         for step in path
@@ -382,7 +381,6 @@ def test_patterns_are_javas(fields, is_allowed):
 
 
 def random_json(draw: random.Random, depth: int = 0):
-    """Return a random JSON value."""
     scalars = [
         "",
         "x",

@@ -113,11 +113,9 @@ def test_every_counts_from_each_start():
 def test_a_step_that_the_log_has_passed():
     job_schedule = make_schedule("at step 5", "at step 7")
     job_schedule.begin(0.0, first=True)
-    assert (
-        job_schedule.next() is None
-        and job_schedule.due(1e9, None) is None
-        and job_schedule.due(1e9, 4) is None
-    )
+    assert job_schedule.next() is None
+    assert job_schedule.due(1e9, None) is None
+    assert job_schedule.due(1e9, 4) is None
     assert job_schedule.due(0.0, 5).why == "at step 5"
     assert job_schedule.due(0.0, 6) is None  # not again, although the job comes past it again
     assert job_schedule.due(0.0, 9).why == "at step 7"
@@ -160,7 +158,6 @@ def test_what_is_drawn_comes_from_the_seed():
 
 
 def test_a_host_that_the_job_has_not():
-    with pytest.raises(
-        ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
-    ):
+    says = r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
+    with pytest.raises(ValueError, match=says):
         make_schedule("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])

@@ -12,7 +12,6 @@ from sagemaker_rehearsal.jobs import layout
 
 
 def settings_of(*flags: str) -> settings.Settings:
-    """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
     return settings.from_flags(parser.parse_args(flags))
@@ -20,13 +19,11 @@ def settings_of(*flags: str) -> settings.Settings:
 
 def test_settings_by_default_and_by_flags(tmp_path):
     parsed = settings_of()
-    assert (parsed.port, parsed.engine, parsed.grace, parsed.interrupt, parsed.seed) == (
-        4571,
-        "auto",
-        120.0,
-        [],
-        0,
-    )
+    assert parsed.port == 4571
+    assert parsed.engine == "auto"
+    assert parsed.grace == 120.0
+    assert parsed.interrupt == []
+    assert parsed.seed == 0
     assert parsed.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
     assert parsed.folder.is_absolute()
     flags = (
@@ -39,13 +36,11 @@ def test_settings_by_default_and_by_flags(tmp_path):
     )
     flags = flags.replace("every~5m", "every\u00a0~5m").split(" ")
     parsed = settings_of(*flags, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
-    assert (parsed.port, parsed.grace, parsed.repairs, parsed.price, parsed.spot_price) == (
-        0,
-        0.0,
-        2,
-        3.0,
-        1.0,
-    )
+    assert parsed.port == 0
+    assert parsed.grace == 0.0
+    assert parsed.repairs == 2
+    assert parsed.price == 3.0
+    assert parsed.spot_price == 1.0
     assert [rule.text for rule in parsed.interrupt] == [
         "every ~5m",
         "at 3s",
@@ -192,10 +187,8 @@ def test_a_host_without_groups(tmp_path, config, path):
         for config_file in (folders.folder / "input/config").iterdir()
     }
     assert written.get("checkpointconfig") == ({"LocalPath": path} if path else None)
-    assert (
-        written["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
-        and "profilerconfig" not in written
-    )
+    assert written["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
+    assert "profilerconfig" not in written
     assert written["inputdataconfig"] == {} == written["hyperparameters"]
 
 

@@ -18,7 +18,9 @@ from endpoint_requests import (
     BRIDGE,
     LOOPBACK,
     Endpoint,
+    ask,
     check_nothing_told,
+    check_refused,
     job,
     request_bytes,
     send,
@@ -52,28 +54,21 @@ def call_sagemaker(
         body=body,
         **options,
     )
-    return send(endpoint, request_bytes("POST / HTTP/1.1", headers, body))
+    return ask(endpoint, "POST / HTTP/1.1", headers, body)
 
 
 def test_a_signed_request_passes(endpoint):
-    """A signed request passes.
-
-    Each attack below differs from this request in one thing, which is why it is refused.
-    """
+    """Each attack below differs from this request in one thing, which is why it is refused."""
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
-        status, headers, body = send(
-            endpoint, request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host))
+        status, headers, body = ask(
+            endpoint, "GET / HTTP/1.1", signed_headers(endpoint.key, host=host)
         )
         assert (
             status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in headers
         )
     host = f"{BRIDGE}:{endpoint.port}"
     assert (
-        send(
-            endpoint,
-            request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host)),
-            BRIDGE,
-        )[0]
+        ask(endpoint, "GET / HTTP/1.1", signed_headers(endpoint.key, host=host), address=BRIDGE)[0]
         == 200
     )
     assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[0] == 200
@@ -131,12 +126,12 @@ STRANGERS_REQUESTS = {
 @pytest.mark.parametrize("case", STRANGERS_REQUESTS)
 def test_a_stranger_gets_nothing(endpoint, case, address):
     request_line, headers = STRANGERS_REQUESTS[case]
-    check_nothing_told(
-        send(
-            endpoint,
-            request_bytes(request_line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"),
-            address,
-        )
+    check_refused(
+        endpoint,
+        request_line,
+        {"Host": f"{address}:{endpoint.port}"} | headers,
+        b"{}",
+        address=address,
     )
 
 
@@ -187,7 +182,7 @@ def test_another_host_is_refused_whatever_its_signature(endpoint, host):
     }
     if "@" not in headers["Host"]:
         headers = signed_headers(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
-    check_nothing_told(send(endpoint, request_bytes("GET / HTTP/1.1", headers)))
+    check_refused(endpoint, "GET / HTTP/1.1", headers)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +235,7 @@ def test_a_page_is_refused_whatever_its_signature(endpoint, page):
     headers = signed_headers(endpoint.key, host=endpoint.host, method=method) | {
         name: value.format(port=endpoint.port) for name, value in page_headers.items()
     }
-    check_nothing_told(send(endpoint, request_bytes(f"{method} / HTTP/1.1", headers)))
+    check_refused(endpoint, f"{method} / HTTP/1.1", headers)
 
 
 def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
@@ -249,13 +244,11 @@ def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
     endpoint.s3.put_bucket_cors(Bucket="open-to-all", CORSConfiguration={"CORSRules": [rule]})
     endpoint.s3.put_object(Bucket="open-to-all", Key="x", Body=b"treasure", ACL="public-read")
     host_header = {"Host": endpoint.host}
-    check_nothing_told(send(endpoint, request_bytes("GET /open-to-all/x HTTP/1.1", host_header)))
-    status, headers, body = send(
+    check_refused(endpoint, "GET /open-to-all/x HTTP/1.1", host_header)
+    status, headers, body = ask(
         endpoint,
-        request_bytes(
-            "GET /open-to-all/x HTTP/1.1",
-            signed_headers(endpoint.key, "/open-to-all/x", host=endpoint.host),
-        ),
+        "GET /open-to-all/x HTTP/1.1",
+        signed_headers(endpoint.key, "/open-to-all/x", host=endpoint.host),
     )
     assert (status, body) == (200, "treasure") and "access-control-" not in headers
 
@@ -280,9 +273,7 @@ def test_a_signature_is_of_one_request_and_now(endpoint, forged):
         key, "/rehearsal/secret", host=endpoint.host, offset_seconds=forgery.get("when")
     )
     request_line = forgery.get("line", "GET /rehearsal/secret HTTP/1.1")
-    check_nothing_told(
-        send(endpoint, request_bytes(request_line, headers | forgery.get("headers", {})))
-    )
+    check_refused(endpoint, request_line, headers | forgery.get("headers", {}))
 
 
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
@@ -302,7 +293,7 @@ def test_a_signature_is_of_one_order(endpoint, forged):
     body = json.dumps(job()).encode() if forged == "body" else b"{}"
     headers |= {"X-Amz-Target": CREATE_TARGET} if "target" in forged else {}
     headers |= {"X-Amz-Date": "20260101T000000Z"} if forged == "date" else {}
-    check_nothing_told(send(endpoint, request_bytes("POST / HTTP/1.1", headers, body)))
+    check_refused(endpoint, "POST / HTTP/1.1", headers, body)
 
 
 def test_a_signature_for_one_service_is_for_no_other(endpoint):
@@ -311,7 +302,7 @@ def test_a_signature_for_one_service_is_for_no_other(endpoint):
         endpoint.key, host=endpoint.host, method="POST", headers=target, body=b"{}"
     )
     jobs_before = call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
-    send(endpoint, request_bytes("POST / HTTP/1.1", headers, b"{}"))
+    ask(endpoint, "POST / HTTP/1.1", headers, b"{}")
     assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == jobs_before
 
 
@@ -331,11 +322,8 @@ def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
     "path", ["/moto-api/data.json", "//moto-api/data.json", "/%6doto-api/data.json", "/favicon.ico"]
 )
 def test_motos_own_page_is_closed_even_to_the_person(endpoint, path):
-    status, _, body = send(
-        endpoint,
-        request_bytes(
-            f"GET {path} HTTP/1.1", signed_headers(endpoint.key, path, host=endpoint.host)
-        ),
+    status, _, body = ask(
+        endpoint, f"GET {path} HTTP/1.1", signed_headers(endpoint.key, path, host=endpoint.host)
     )
     assert status in (403, 404) and ("NoSuch" in body or "Signature" in body), body
 
@@ -347,7 +335,7 @@ def test_a_presigned_address(endpoint):
     )
     host_header = {"Host": endpoint.host}
     target = url.partition(str(endpoint.port))[2]
-    assert send(endpoint, request_bytes(f"GET {target} HTTP/1.1", host_header))[2] == "treasure"
+    assert ask(endpoint, f"GET {target} HTTP/1.1", host_header)[2] == "treasure"
     for forged_target in (
         target.replace("secret", "other"),
         target.replace("Expires=60", "Expires=6000"),
@@ -356,30 +344,16 @@ def test_a_presigned_address(endpoint):
         target[:-1] + ("0" if target[-1] != "0" else "1"),
         target.partition("&X-Amz-Signature")[0],
     ):
-        check_nothing_told(
-            send(endpoint, request_bytes(f"GET {forged_target} HTTP/1.1", host_header))
-        )
-    check_nothing_told(send(endpoint, request_bytes(f"DELETE {target} HTTP/1.1", host_header)))
-    check_nothing_told(
-        send(
-            endpoint,
-            request_bytes(f"GET {target} HTTP/1.1", host_header | {"Origin": "http://evil.com"}),
-        )
-    )
-    check_nothing_told(
-        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", host_header | {"x-amz-date": "x"}))
-    )
+        check_refused(endpoint, f"GET {forged_target} HTTP/1.1", host_header)
+    check_refused(endpoint, f"DELETE {target} HTTP/1.1", host_header)
+    check_refused(endpoint, f"GET {target} HTTP/1.1", host_header | {"Origin": "http://evil.com"})
+    check_refused(endpoint, f"GET {target} HTTP/1.1", host_header | {"x-amz-date": "x"})
     expired_url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0
     )
     time.sleep(1.1)
-    check_nothing_told(
-        send(
-            endpoint,
-            request_bytes(
-                f"GET {expired_url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header
-            ),
-        )
+    check_refused(
+        endpoint, f"GET {expired_url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header
     )
     old_signer = client(
         "s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3")
@@ -387,8 +361,8 @@ def test_a_presigned_address(endpoint):
     url = old_signer.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}
     )
-    status, _, body = send(
-        endpoint, request_bytes(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header)
+    status, _, body = ask(
+        endpoint, f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header
     )
     assert status == 403 and "signature_version='s3v4'" in body
 
@@ -431,7 +405,6 @@ def test_what_a_client_signs(endpoint):
 
 
 def channel(uri: str) -> dict:
-    """Return a channel of a job."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
     return {
         "InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]
@@ -502,10 +475,7 @@ def test_a_request_that_is_too_large(endpoint, sent_as):
             service="rehearsal",
             body=body,
         )
-        assert (
-            send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0]
-            == 413
-        )
+        assert ask(endpoint, "POST /Rehearsal/interrupt HTTP/1.1", headers, body)[0] == 413
         return
     target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     headers = signed_headers(

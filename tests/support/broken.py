@@ -62,7 +62,6 @@ def not_skipped(self, done) -> None:
 
 
 def another_order(self, epoch, turn) -> list:
-    """Return the order of another epoch."""
     return order(self, epoch + 1, turn)
 
 

@@ -155,7 +155,6 @@ def channel(
 
 
 def group(name: str, count: int = 1) -> dict:
-    """Return an instance group."""
     return {"InstanceGroupName": name, "InstanceType": "ml.m5.xlarge", "InstanceCount": count}
 
 

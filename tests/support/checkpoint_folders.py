@@ -24,7 +24,6 @@ def state(step: int) -> dict:
 
 @pytest.fixture(name="folder")
 def folder_of_three(tmp_path: Path) -> CheckpointDir:
-    """A folder with the checkpoints of steps 10, 20 and 30."""
     directory = CheckpointDir(CheckpointHome(tmp_path / "checkpoints"), keep=3)
     for step in (10, 20, 30):
         directory.save(state(step), step, number=step * 7)

@@ -130,7 +130,6 @@ class Chromium:
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _next(self) -> dict:
-        """Return the next message."""
         deadline = time.monotonic() + WAIT_SECONDS
         while b"\0" not in self.rest:
             assert select.select([self.read_fd], [], [], deadline - time.monotonic())[0], "it hangs"

@@ -57,7 +57,6 @@ class Reader(CommandLine):
     """Reads one command line after another; to make its parser takes as long as to read them."""
 
     def setup_parser(self, *args) -> None:
-        """Keep the parser that it has."""
         if not hasattr(self, "parser"):
             super().setup_parser(*args)
             self.callback_keys = list(self.parser.callback_keys)

@@ -25,7 +25,6 @@ class Endpoint(Rehearsal):
 
     @property
     def port(self) -> int:
-        """Its port."""
         return urlsplit(self.endpoint).port
 
     @property
@@ -76,6 +75,13 @@ def request_bytes(request_line: str, headers: dict, body: bytes = b"") -> bytes:
     return "\r\n".join(header_lines).encode() + body
 
 
+def ask(
+    endpoint: Endpoint, request_line: str, headers: dict, body: bytes = b"", address: str = LOOPBACK
+) -> tuple[int, str, str]:
+    """Send a request; return the status, the headers and the body of the answer."""
+    return send(endpoint, request_bytes(request_line, headers, body), address)
+
+
 def signed_headers(
     key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", offset_seconds=None
 ) -> dict:
@@ -107,13 +113,16 @@ def job(**fields) -> dict:
 def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
     """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
-    assert (
-        "access-control-" not in answer[1]
-        and "server: rehearsal\r\n" in answer[1]
-        and answer[2].count("\n") <= 1
-    )
+    assert "access-control-" not in answer[1]
+    assert "server: rehearsal\r\n" in answer[1]
+    assert answer[2].count("\n") <= 1
     for hint in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
         assert hint not in (answer[1] + answer[2]).lower(), answer
+
+
+def check_refused(endpoint: Endpoint, *request, **where) -> None:
+    """Send a request, and check that the answer tells nothing."""
+    check_nothing_told(ask(endpoint, *request, **where))
 
 
 def start_job(endpoint: Endpoint, **fields) -> tuple[str, tuple[str, str]]:

@@ -27,7 +27,6 @@ def forge(folder: Path, change: Callable[[dict], object]) -> Path:
 
 
 def state_of_rank(content: dict) -> dict:
-    """Return what a checkpoint has of rank 0."""
     return content[ENTRIES]["ranks"][0]
 
 

@@ -35,7 +35,6 @@ class Net(torch.nn.Module):
 
 
 def nodes_of(record):
-    """Return the nodes of a record."""
     return json.loads(record["nodes"])
 
 

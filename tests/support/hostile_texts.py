@@ -56,7 +56,6 @@ REPEATS = (1, 1, 1, 1, 2, 3, 30, 1000, 20_000)
 
 
 def text(draw: random.Random, most: int = 300_000) -> str:
-    """Return a text of `most` characters at most."""
     parts = (draw.choice(PIECES) * draw.choice(REPEATS) for _ in range(draw.randint(1, 6)))
     return "".join(parts)[: draw.choice((most, most, draw.randint(0, most)))]
 

@@ -26,8 +26,6 @@ try:
 except ImportError:  # Lightning 2.5 has no such callback: its runs (`make compat`) average nothing
 
     class EMAWeightAveraging(Callback):
-        """Does nothing."""
-
         def __init__(self, decay: float) -> None:
             self.decay = decay
 
@@ -74,11 +72,9 @@ class Data(LightningDataModule):
         self.workers = {"num_workers": num_workers, "persistent_workers": persistent}
 
     def prepare_data(self) -> None:
-        """Prepare nothing."""
         self._wait("prepare_data")
 
     def setup(self, stage: str) -> None:
-        """Set up nothing."""
         self._wait("setup")
 
     def _wait(self, hook: str) -> None:
@@ -87,11 +83,9 @@ class Data(LightningDataModule):
             time.sleep(30)
 
     def train_dataloader(self) -> DataLoader:
-        """Return shuffled batches."""
         return DataLoader(Noisy(self.size), self.batch_size, shuffle=True, **self.workers)
 
     def val_dataloader(self) -> DataLoader:
-        """Return batches in order."""
         return DataLoader(Noisy(18), self.batch_size, **self.workers)
 
 
@@ -126,7 +120,6 @@ class Model(LightningModule):
         self.val_sleep = val_sleep
 
     def training_step(self, batch, batch_idx: int) -> torch.Tensor:
-        """Return the loss."""
         inputs, labels, index = batch
         time.sleep(self.sleep)
         loss = nn.functional.cross_entropy(self.network(inputs), labels)
@@ -147,7 +140,6 @@ class Model(LightningModule):
         return loss
 
     def validation_step(self, batch, batch_idx: int) -> None:
-        """Log val_loss."""
         inputs, labels, _ = batch
         if self.trainer.sanity_checking:
             print("IN sanity check", flush=True)
@@ -158,7 +150,6 @@ class Model(LightningModule):
         self.log("val_loss", loss, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        """Write down the validation."""
         if not self.trainer.sanity_checking:
             value = self.trainer.callback_metrics.get("val_loss", torch.tensor(0.0)).item()
             self.note("val", self.current_epoch, self.global_step, value)
@@ -174,7 +165,6 @@ class Model(LightningModule):
         )
 
     def configure_optimizers(self):
-        """Return Adam and the schedule."""
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         if self.schedule == "onecycle":
             scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=400)
@@ -218,7 +208,6 @@ class Unreadable(Model):
     """A model whose checkpoint cannot be read without running code."""
 
     def on_save_checkpoint(self, checkpoint) -> None:
-        """Save an object."""
         checkpoint["thing"] = object()
 
     def on_load_checkpoint(self, checkpoint) -> None:

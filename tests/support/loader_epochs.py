@@ -422,8 +422,6 @@ def cycle(*loaders) -> CombinedLoader:
 
 
 class Numbers(IterableDataset):
-    """Some numbers, each drawn."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 

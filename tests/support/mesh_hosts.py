@@ -38,7 +38,6 @@ class Hosts:
         self.work = stack.enter_context(ThreadPoolExecutor())
 
     def address(self, name: str) -> str:
-        """Return the address of a host."""
         return f"{self.network}.{int(name.removeprefix('algo-')) + 1}"
 
     def start(

@@ -58,7 +58,6 @@ import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 
 class Model(LightningModule):
-    """A model of the user's."""
     def __init__(self, width: int = 4, num_classes: int = 10):
         super().__init__()
         self.layer = torch.nn.LazyLinear(num_classes)
@@ -76,7 +75,6 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 class Data(LightningDataModule):
-    """Data of the user's."""
     def __init__(self, size: int = 16, batch_size: int = 8):
         super().__init__()
         self.size, self.batch_size = size, batch_size
@@ -89,12 +87,10 @@ class NoModel:
     """No model."""
 
 class RaisesWhenMade(Model):
-    """One that raises."""
     def __init__(self):
         raise RuntimeError("my own bug")
 
 class RaisesInTheStep(Model):
-    """One that raises later."""
     def training_step(self, batch, batch_idx):
         raise RuntimeError("my own bug")
 
@@ -102,42 +98,34 @@ class HasNoStep(LightningModule):
     """One that lacks everything."""
 
 class LogsNothing(Model):
-    """One without a validation loss."""
     def validation_step(self, batch, batch_idx):
         pass
 
 class ReturnsNothing(Model):
-    """One without a loss."""
     def training_step(self, batch, batch_idx):
         pass
 
 class ReturnsText(Model):
-    """One whose loss is no number."""
     def training_step(self, batch, batch_idx):
         return "loss"
 
 class Diverges(Model):
-    """One whose loss is not finite."""
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * float("nan")
 
 class LeavesInTheStep(Model):
-    """One that ends the program."""
     def training_step(self, batch, batch_idx):
         sys.exit(0)
 
 class NoData(Data):
-    """Data that are none."""
     def train_dataloader(self):
         return torch.utils.data.DataLoader([], 1)
 
 class RaisingData(Data):
-    """Data that cannot be read."""
     def setup(self, stage):
         raise RuntimeError("my own bug")
 
 class WrongData(Data):
-    """Data that the model cannot take."""
     def train_dataloader(self):
         return torch.utils.data.DataLoader([(torch.rand(3, 32, 32), "a text")] * 8, 2)
 

@@ -81,7 +81,6 @@ class Mutant:
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """Return all mutants of a file."""
     source = path.read_text()
     tree = ast.parse(source)
     lines = source.splitlines()
@@ -189,7 +188,6 @@ class _Replacing(ast.NodeTransformer):
 
 
 def changed_code(path: str, number: int) -> types.CodeType:
-    """Return the code of a file with one change."""
     tree = ast.parse(Path(path).read_bytes(), path)
     _, node, replacement = list(_changes(tree))[number]
     _Replacing(node, replacement).visit(tree)

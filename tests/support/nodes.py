@@ -17,7 +17,6 @@ HANG_SECONDS = 150  # a job that has not ended by then hangs
 
 
 def local_rank(pid: str) -> int:
-    """Return the local rank of a process; -1 if it has none."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_text()
     except OSError:  # it has ended
@@ -140,7 +139,6 @@ class Nodes:
         return {host: int(self._inspect(host, "{{.State.ExitCode}}")) for host in self.containers}
 
     def output(self, host: str) -> str:
-        """Return what a host has printed."""
         return docker("logs", self.containers[host]).stdout
 
     def failure(self, host: str) -> str:

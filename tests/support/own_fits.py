@@ -29,7 +29,6 @@ def run(folder: Path, case: str, program: Path = PROGRAM, **variables: str) -> t
 
 
 def results(output: str) -> list[str]:
-    """Return the lines with the results."""
     lines = [line for line in output.splitlines() if re.match("(WEIGHTS|BEST|LR|SIZE) ", line)]
     assert lines, output[-3000:]
     return lines

@@ -36,8 +36,6 @@ from sagemaker_lightning import ExactResume, SageMakerEnvironment, report_failur
 
 
 class Noisy(Dataset):
-    """Points with noise."""
-
     def __len__(self) -> int:
         return 43
 
@@ -196,7 +194,6 @@ class ByHand(Bare):
 def trainer(
     job: SageMakerEnvironment, folder: str = "", seed: int | None = 42, **options
 ) -> pl.Trainer:
-    """Return a Trainer as in the documentation."""
     callbacks = [
         *options.pop("callbacks", []),
         ExactResume(job.checkpoint_dir / folder, seed=seed, every_n_minutes=0),

@@ -34,7 +34,6 @@ class Store:
         return self
 
     def paginate(self, *, Bucket: str, Prefix: str) -> list[dict]:  # noqa: N803
-        """Return the one page of a list."""
         found = [
             {"Key": key, "Size": len(content)}
             for (bucket, key), content in sorted(self.objects.items())
@@ -43,12 +42,10 @@ class Store:
         return [{"Contents": found}]
 
     def list_objects_v2(self, *, Bucket: str, Prefix: str, MaxKeys: int) -> dict:  # noqa: N803
-        """Return the beginning of a list."""
         found = self.paginate(Bucket=Bucket, Prefix=Prefix)[0]["Contents"][:MaxKeys]
         return {"Contents": found} if found else {}
 
     def get_object(self, *, Bucket: str, Key: str) -> dict:  # noqa: N803
-        """Return an object."""
         content = self.objects[Bucket, Key]
         body = SimpleNamespace(iter_chunks=lambda size: iter(io.BytesIO(content).read, b""))
         return {"ContentLength": len(content), "Body": body}

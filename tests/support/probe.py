@@ -31,7 +31,6 @@ class Counted(ResidentDataModule):
         self.samples = samples
 
     def prepare_data(self) -> None:
-        """Write a file for each call."""
         folder = Path(os.environ.get("SM_OUTPUT_DATA_DIR", "."))
         with (folder / "prepared").open("a") as file:
             file.write("prepared\n")
@@ -62,7 +61,6 @@ class Probe(LightningModule):
     def training_step(
         self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
     ) -> torch.Tensor:
-        """Return the loss."""
         images, numbers = batch
         time.sleep(self.sleep)
         if self.global_step == self.fail_at and self.global_rank == self.fail_rank:

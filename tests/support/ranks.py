@@ -27,8 +27,6 @@ HANG_SECONDS = 120  # a rank that takes longer hangs
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended."""
-
     value: object
     """What the function returned."""
     error: str

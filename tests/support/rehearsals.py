@@ -57,7 +57,6 @@ class Rehearsal:
 
     @property
     def python(self) -> Path:
-        """The Python that runs it."""
         return python_of("rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
@@ -212,14 +211,11 @@ class Rehearsal:
         """Return when a host has printed `text`."""
         deadline = time.monotonic() + HANG_SECONDS
         while not any(text in line for line in self.lines(name).get(host, [])):
-            assert (
-                time.monotonic() < deadline
-                and self.describe(name)["TrainingJobStatus"] not in ENDED
-            ), self.lines(name)
+            assert time.monotonic() < deadline, self.lines(name)
+            assert self.describe(name)["TrainingJobStatus"] not in ENDED, self.lines(name)
             time.sleep(0.2)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys in the bucket."""
         objects = self.s3.list_objects_v2(Bucket="rehearsal", Prefix=prefix)
         return [entry["Key"] for entry in objects.get("Contents", [])]
 

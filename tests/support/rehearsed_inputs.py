@@ -27,7 +27,6 @@ def paged_aws(tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture(name="s3")
 def empty_bucket(paged_aws):
-    """A client of S3, with an empty bucket: `bucket`."""
     client = clients.client("s3", paged_aws, "us-east-1", KEY)
     client.create_bucket(Bucket="bucket")
     yield client
@@ -44,18 +43,15 @@ def put_objects(s3, *names: str) -> None:
 
 
 def keys(s3, prefix: str = "") -> list[str]:
-    """Return the keys in the bucket."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix=prefix)
     return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
 
 def content(s3, key: str) -> bytes:
-    """Return an object's content."""
     return s3.get_object(Bucket="bucket", Key=key)["Body"].read()
 
 
 def file_texts(folder: Path) -> dict[str, str]:
-    """Return the text of each file in a folder, by its path there."""
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in sorted(folder.rglob("*"))
@@ -73,7 +69,6 @@ def write_files(folder: Path, *names: str) -> None:
 
 
 def group(name: str, count: int, instance_type: str = "ml.m5.xlarge") -> dict:
-    """Return an instance group."""
     return {"InstanceGroupName": name, "InstanceType": instance_type, "InstanceCount": count}
 
 
@@ -89,7 +84,6 @@ def channel(
 
 
 def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more_fields) -> dict:
-    """Return a request."""
     single = {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts}
     return {
         "TrainingJobName": "job",
@@ -102,7 +96,6 @@ def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more_
 
 
 def make_layouts(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
-    """Make the folders of each host, and return them."""
     path = layout.checkpoint_path(request)
     layouts = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
     for host_layout in layouts.values():

@@ -11,12 +11,25 @@ import pytest
 from waiting import wait_until
 
 from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.jobs import checkpoint_sync
 from sagemaker_rehearsal.jobs.job import Job, Place
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record
 
 HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
+
+
+def make_uploader(
+    s3, folder: Path, uri: str = "s3://bucket/run", **more_settings
+) -> checkpoint_sync.Uploader:
+    """Return an Uploader of checkpoints that has not started; `notes` are its messages."""
+    folder.mkdir(exist_ok=True)
+    notes: list[str] = []
+    sync = replace(SYNC_SETTINGS, **{"every": 0.01, "markers": False} | more_settings)
+    uploader = checkpoint_sync.Uploader(s3, uri, folder, sync, notes.append)
+    uploader.notes = notes
+    return uploader
 
 
 class Container:
@@ -28,7 +41,6 @@ class Container:
         self.on_signal: Callable = lambda name: self.end(143 if name == "SIGTERM" else 137)
 
     def end(self, status: int) -> None:
-        """End with a status."""
         self.line_queue.put(status)
 
     def lines(self) -> Iterator[str]:
@@ -42,7 +54,6 @@ class Container:
         return self.status
 
     def signal(self, name: str) -> None:
-        """Take a signal."""
         self.signals.append(name)
         self.on_signal(name)
 
@@ -62,23 +73,19 @@ class Engine:
             raise self.faults[name]
 
     def network(self, *_) -> "Engine":
-        """Return a network."""
         self._fault("network")
         return self
 
     def image(self, uri: str) -> str:
-        """Return an image."""
         self._fault("image")
         return uri
 
     def start(self, *_) -> Container:
-        """Start a host."""
         self._fault("start")
         self.containers.append(Container())
         return self.containers[-1]
 
     def close(self) -> None:
-        """End what is there."""
         for container in self.containers:
             container.end(137)
         self._fault("close")
@@ -116,7 +123,6 @@ class Rehearsed:
         self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
-        """Return a job that has started."""
         request = {
             "TrainingJobName": name,
             "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
@@ -154,7 +160,6 @@ class Rehearsed:
 
 @pytest.fixture(name="rehearsed")
 def jobs_without_engine(tmp_path) -> Rehearsed:
-    """Jobs without an engine."""
     return Rehearsed(tmp_path)
 
 

@@ -36,12 +36,10 @@ class Bucket:
         return self.uri(prefix)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys that start with `prefix`."""
         listing = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix)
         return [entry["Key"] for entry in listing.get("Contents", [])]
 
     def download(self, key: str, path: Path) -> Path:
-        """Write what is at a key to `path` and return it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.client.download_file(self.name, key, str(path))
         return path

@@ -10,7 +10,6 @@ from sagemaker_lightning.data.deterministic import exact
 
 
 def as_lists(loader: DataLoader, limit: int | None = None) -> list[list]:
-    """Return the batches of a loader, as lists."""
     return [
         [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch]
         for batch in itertools.islice(loader, limit)

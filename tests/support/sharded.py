@@ -216,7 +216,6 @@ class Model(pl.LightningModule):
             assert math.isclose(self.norm(), expected, rel_tol=1e-3), (before, self.norm())
 
     def norm(self) -> float:
-        """Return the norm of all gradients."""
         found = [each.grad for each in self.parameters() if each.grad is not None]
         whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in found]
         return torch.cat([each.flatten() for each in whole]).norm().item()
@@ -391,7 +390,6 @@ def state_hash(model: pl.LightningModule, trainer: pl.Trainer) -> str:
 
 
 def hash_of(weights: dict[str, Any], optimizer_states: list[dict[str, Any]]) -> str:
-    """Return a hash of state dicts."""
     digest = hashlib.sha256()
 
     def add(name: str, value: Any) -> None:

@@ -44,7 +44,6 @@ class Numbers(Model):
         self.streams = streams
 
     def train_dataloader(self) -> DataLoader:
-        """Return the loader of this rank."""
         return loader(streams=self.streams)
 
     def training_step(self, batch, batch_idx):

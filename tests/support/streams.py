@@ -123,7 +123,6 @@ class Unseeded(Buffered):
     """A stream that shuffles with a generator without a seed."""
 
     def indices(self):
-        """Return the indices."""
         return np.random.default_rng().permutation(SAMPLES).tolist()
 
 
@@ -149,11 +148,9 @@ class Resumable(IterableDataset):
         self.at = 0
 
     def state_dict(self):
-        """Return the position."""
         return {"at": self.at, "epoch": self.epoch}
 
     def load_state_dict(self, state):
-        """Go to the position."""
         self.at = state["at"]
         self.epoch = state["epoch"]
 
@@ -192,11 +189,9 @@ class Walk:
         return sample(self.at, noise())
 
     def state_dict(self):
-        """Return the position."""
         return {"at": self.at}
 
     def load_state_dict(self, state):
-        """Go to the position."""
         self.at = state["at"]
 
 
@@ -222,11 +217,9 @@ class Hidden(IterableDataset):
             self.walks[0].at = 0
 
     def state_dict(self):
-        """Return the position."""
         return self.walks[0].state_dict()
 
     def load_state_dict(self, state):
-        """Go to the position."""
         self.walks[0].load_state_dict(state)
 
 
@@ -234,11 +227,9 @@ class Remembered(Points):
     """A dataset with a state: the number of samples that were read."""
 
     def state_dict(self):
-        """Return the count."""
         return {"seen": self.seen}
 
     def load_state_dict(self, state):
-        """Go on counting."""
         self.seen = state["seen"]
 
 
@@ -373,11 +364,9 @@ class Keeping(Steady):
         self.at = 0
 
     def state_dict(self):
-        """Return the position."""
         return {"at": self.at, "epoch": self.epoch}
 
     def load_state_dict(self, state):
-        """Go to the position."""
         self.at = state["at"]
         self.epoch = state["epoch"]
 
@@ -386,7 +375,6 @@ class Forgetful(Keeping):
     """A loader that forgets its epoch."""
 
     def load_state_dict(self, state):
-        """Go to the position."""
         self.at = state["at"]
 
 
@@ -461,7 +449,6 @@ class Data(LightningDataModule):
             self.options["collate_fn"] = LazyCollate()
 
     def one(self, name: str, size: int):
-        """Return a loader."""
         if name in LOADERS:
             return LOADERS[name]()
         dataset = DATASETS[name]()
@@ -469,7 +456,6 @@ class Data(LightningDataModule):
         return self.kind(dataset, size, **shuffle, **self.options)
 
     def train_dataloader(self):
-        """Return the loaders."""
         loaders = [self.one(name, 4 + 6 * number) for number, name in enumerate(self.names)]
         if len(loaders) == 1:
             return loaders[0]
@@ -504,11 +490,9 @@ class Streamed(LightningDataModule):
         self.folder = Path(folder)
 
     def prepare_data(self) -> None:
-        """Write the samples."""
         write(self.folder, SAMPLES)
 
     def train_dataloader(self):
-        """Return the loader."""
         from litdata import StreamingDataLoader, StreamingDataset
 
         dataset = StreamingDataset(
@@ -532,12 +516,10 @@ class Mixed(LightningDataModule):
         self.kind = kind
 
     def prepare_data(self) -> None:
-        """Write the samples."""
         write(Path("first"), SAMPLES)
         write(Path("second"), SAMPLES // 2)
 
     def train_dataloader(self):
-        """Return the loader."""
         from litdata import (
             CombinedStreamingDataset,
             ParallelStreamingDataset,
@@ -573,7 +555,6 @@ class Both(Model):
     """Trains on the batches of several loaders."""
 
     def training_step(self, batch, batch_idx):
-        """Return the loss."""
         interrupt(f"{self.current_epoch}:{batch_idx}")
         return sum(self.loss(one) for one in batch if one is not None)
 
@@ -586,7 +567,6 @@ class Drawing(Model):
         self.each = each
 
     def training_step(self, dataloader_iter):
-        """Return the loss."""
         interrupt(f"{self.current_epoch}:{self.trainer.fit_loop.epoch_loop.batch_idx}")
         return sum(self.loss(next(dataloader_iter)[0]) for _ in range(self.each))
 
@@ -597,7 +577,6 @@ class Ahead(Model):
     batch = None
 
     def training_step(self, dataloader_iter):
-        """Return the loss."""
         interrupt(f"{self.current_epoch}:{self.trainer.fit_loop.epoch_loop.batch_idx}")
         now = self.batch or next(dataloader_iter)[0]
         try:
@@ -611,11 +590,9 @@ class Shuffling(Callback):
     """Shuffles the dataset's contents, and counts in them."""
 
     def on_train_epoch_start(self, trainer, pl_module):
-        """Shuffle the dataset."""
         random.shuffle(trainer.train_dataloader.dataset.order)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        """Count."""
         trainer.train_dataloader.dataset.weights[batch_idx] += 1
 
 
@@ -623,13 +600,10 @@ class OfModel(LightningDataModule):
     """Uses the model's loaders."""
 
     def train_dataloader(self):
-        """Return the loaders."""
         return self.trainer.lightning_module.train_dataloader()
 
 
 class Step:
-    """A step of an agent."""
-
     def __init__(self, *parts) -> None:
         self.parts = parts
 
@@ -695,11 +669,9 @@ class Agent(Model):
         )
 
     def train_dataloader(self):
-        """Return steps."""
         return DataLoader(Replay(self.memory, self.live), 4)
 
     def training_step(self, batch, batch_idx):
-        """Return the loss."""
         self.play()
         return super().training_step(batch, batch_idx)
 
@@ -708,7 +680,6 @@ class Steps(Callback):
     """Makes the dataset harder, step by step."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        """Set the dataset's level."""
         trainer.train_dataloader.dataset.level += 0.1
 
 

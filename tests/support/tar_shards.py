@@ -34,7 +34,6 @@ def write(folder: Path, shards: int = 4, each: int = 10, field: str = "txt") -> 
 
 
 def number(sample: dict[str, bytes]) -> int:
-    """Return a sample's number."""
     return int(sample["txt"])
 
 

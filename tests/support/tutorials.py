@@ -47,8 +47,6 @@ class Points(Dataset):
 
 
 class Classifier(L.LightningModule):
-    """A classifier of points."""
-
     def __init__(self, dropout: float = 0.2, lr: float = 0.05, batch_size: int = 4) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -157,8 +155,6 @@ class Swaps(Classifier):
 
 @dataclass(slots=True)
 class Seen:
-    """A sample that was seen."""
-
     inputs: list
     labels: list
 

@@ -32,7 +32,6 @@ def alike(value: Any) -> list:
 
 
 def trainer_of(model: LightningModule, *callbacks: Callback) -> Trainer:
-    """Return a trainer as it is while it trains."""
     settings = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )

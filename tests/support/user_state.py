@@ -40,8 +40,6 @@ class Sharing(Model):
 
 
 class Holding(Callback):
-    """Holds something."""
-
     def __init__(self, **values) -> None:
         vars(self).update(values)
 
@@ -60,7 +58,6 @@ class Points(Dataset):
 
 
 def trainer_of(model=None, *callbacks, train=None, val=None, optimizers=(), **options) -> Trainer:
-    """Return a trainer as it is while it trains."""
     settings = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False}
     settings |= {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(**settings | options, callbacks=list(callbacks))
@@ -83,7 +80,6 @@ class UserState:
         self.state = self.objects.graph
 
     def encode_changes(self, point: ResumePoint | None = None) -> dict:
-        """Return what is saved."""
         saved = {
             part.key: self.run.part(part).save(point, None)
             for part in (UserObjects, Generators, StatefulObjects, TrainerSettings, Modes)

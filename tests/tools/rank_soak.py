@@ -70,8 +70,6 @@ BY_THE_RULE = "it came back at the same step"
 
 @dataclass
 class Round:
-    """How a round ended."""
-
     kind: str
     seed: int
     faults: list[str] = field(default_factory=list)
@@ -188,7 +186,6 @@ def undisturbed(server: Rehearsal, kind: str) -> str:
 
 
 def disturbed(server: Rehearsal, kind: str, seed: int) -> Round:
-    """Do a round of a kind."""
     draws = random.Random(f"{kind} {seed}")
     expected = undisturbed(server, kind)
     result = Round(kind, seed)
@@ -236,7 +233,6 @@ def table(rows: list[Round]) -> str:
 
 
 def said(row: Round) -> str:
-    """Return what is printed of a round."""
     ended = row.problem or ("by the rule" if row.by_the_rule else "identical")
     return f"{ended}; {row.faults}, lost {row.lost}"
 

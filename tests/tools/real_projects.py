@@ -90,7 +90,6 @@ def environment(script: Path) -> Path:
 
 
 def modules(script: Path) -> list[str]:
-    """Return the modules that a script imports."""
     lines = re.findall(r"^(?:import|from) ([\w.]+)", script.read_text(), re.MULTILINE)
     return [name for name in lines if name != "sagemaker_lightning"]
 

@@ -49,8 +49,6 @@ EPOCHS = 2
 
 @dataclass
 class Round:
-    """How a round ended."""
-
     kind: str
     mesh: tuple[int, int]
     seed: int
@@ -75,7 +73,6 @@ class Round:
 
     @property
     def steps_of_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
         # Lightning counts the steps of each of two optimizers.
         return {"accumulation": BATCHES // 2, "several optimizers": BATCHES * 2}.get(
             self.kind, BATCHES
@@ -116,7 +113,6 @@ def train(folder: Path, kind: str, mesh: tuple[int, int], interruption: str, eve
 
 
 def interrupted(name: str, seed: int) -> Round:
-    """Do a round of a kind."""
     draws = random.Random(f"{name} {seed}")
     kind, meshes = KINDS[name]
     mesh = draws.choice(meshes)

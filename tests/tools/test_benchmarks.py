@@ -118,14 +118,6 @@ def test_a_sharded_model_is_measured():
 
 
 @pytest.mark.soak
-def test_long_steps_are_no_hangs():
-    command = [sys.executable, "-m", "benchmarks.hangs", "--steps=8", "--limit=8", "--jobs=2"]
-    completed = warm.run(command, ROOT)
-    says = "8 long steps, 0 false alarms; 2 of 2 hangs seen, "
-    assert completed.returncode == 0 and says in completed.stdout, completed.stdout
-
-
-@pytest.mark.soak
 def test_hangs_are_seen_and_long_steps_are_not_hangs():
     flags = "--steps=2", "--jobs=1", "--limit=4"
     completed = warm.run([sys.executable, "-m", "benchmarks.hangs", *flags], ROOT)
@@ -141,7 +133,6 @@ def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
 
 
 def trains(clock) -> None:
-    """Tick the clock, as a training does."""
     for _ in range(yardstick.WARMUP_STEPS + 1):
         clock.tick(images=4)
 

@@ -141,7 +141,6 @@ def test_this_environment_is_what_is_locked():
 
 
 def write_wheel(folder: Path, name: str, version: str) -> Path:
-    """Write a wheel with one module, and return it."""
     folder.mkdir(exist_ok=True)
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
     about = f"{name}-{version}.dist-info"
@@ -203,22 +202,18 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
 def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
     write_wheel(tmp_path / "index", "six", "9.9")
     refused = install(tmp_path, "six==9.9\n", tmp_path / "index")
-    assert (
-        refused.returncode == 1
-        and "six==9.9" in refused.stderr
-        and not (tmp_path / "site/six.py").exists()
-    )
+    assert refused.returncode == 1
+    assert "six==9.9" in refused.stderr
+    assert not (tmp_path / "site/six.py").exists()
 
 
 def test_a_package_that_the_index_lacks_is_one_line(tmp_path):
     (tmp_path / "index").mkdir()
     refused = install(tmp_path, f"six==1.17.0 --hash=sha256:{'0' * 64}\n", tmp_path / "index")
     last_line = refused.stderr.splitlines()[-1]
-    assert (
-        refused.returncode == 1
-        and last_line.startswith("error: ")
-        and "lock.txt: the index lacks a" in last_line
-    )
+    assert refused.returncode == 1
+    assert last_line.startswith("error: ")
+    assert "lock.txt: the index lacks a" in last_line
     assert "set PIP_INDEX_URL to an index that has it" in last_line
 
 
@@ -256,9 +251,8 @@ def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
     command = [tmp_path / "scripts/install_locked.sh", sys.executable, "install", "locks/uv.txt"]
     completed = subprocess.run(command, env=os.environ | index, capture_output=True, text=True)
     last_line = completed.stderr.splitlines()[-1]
-    assert completed.returncode == 1 and last_line.startswith(
-        "error: locks/uv.txt: uv, which installs"
-    ), completed
+    assert completed.returncode == 1, completed
+    assert last_line.startswith("error: locks/uv.txt: uv, which installs"), completed
     assert completed.stderr.count("error: ") == 1 and not list(tmp_path.glob(".venvs/uv*"))
 
 
@@ -303,9 +297,8 @@ def test_what_a_build_fetches_is_checked(tmp_path, digest, name, line):
     script = [ROOT / "scripts/fetch.sh", "NAME", tmp_path / "fetched"]
     completed = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True)
     last_line = completed.stderr.splitlines()[-1]
-    assert completed.returncode == 1 and last_line.startswith(
-        f"error: {line.format(found=actual_digest)}"
-    ), completed
+    assert completed.returncode == 1, completed
+    assert last_line.startswith(f"error: {line.format(found=actual_digest)}"), completed
     assert not (tmp_path / "fetched").exists()
     variables = {"NAME_URL": f"file://{tmp_path / 'file'}", "NAME_SHA256": actual_digest}
     subprocess.run(script, env=os.environ | variables, check=True)
@@ -423,15 +416,13 @@ def test_an_audit(database):
     assert set(packages_asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}
     vulnerable.add("six")
     completed = make("audit", flags + address)
-    assert completed.returncode != 0 and "PYSEC-0000-1" in completed.stdout, completed.stdout[
-        -3000:
-    ]
+    assert completed.returncode != 0, completed.stdout[-3000:]
+    assert "PYSEC-0000-1" in completed.stdout, completed.stdout[-3000:]
     completed = make(
         "audit", flags + address.replace("/v1", "/nowhere").replace("127.0.0.1", "127.0.0.2")
     )
-    assert completed.returncode != 0 and "or the database could not be asked" in completed.stdout, (
-        completed.stdout[-3000:]
-    )
+    assert completed.returncode != 0, completed.stdout[-3000:]
+    assert "or the database could not be asked" in completed.stdout, completed.stdout[-3000:]
 
 
 @pytest.mark.thorough  # of the image: test_container.py
@@ -439,10 +430,8 @@ def test_an_audit(database):
 def test_the_sbom_of_an_environment(tmp_path):
     """`make sbom` lists the packages, nearly all with a licence; here, of this environment."""
     output = make("--dry-run", "sbom")
-    assert (
-        output.returncode == 0
-        and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in output.stdout
-    )
+    assert output.returncode == 0
+    assert "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in output.stdout
     assert make(".venvs/tools/locked.txt").returncode == 0
     command = [ROOT / "scripts/make_sbom.sh", tmp_path, sys.executable]
     subprocess.run(command, check=True, env=os.environ | {"TOOLS": str(ROOT / ".venvs/tools")})

@@ -69,7 +69,6 @@ class Ranks:
         )
 
     def begin(self, resumes: bytes = b"", flags=(), **entries) -> ResumeCheck:
-        """Begin a run, or resume one."""
         known = {
             "journal": resumes,
             "world_size": self.trainer.world_size,
@@ -216,9 +215,8 @@ def test_strict_keeps_the_steps_that_are_compared(tmp_path, capsys):
     for _ in range(2):
         run = resumed(tmp_path, run_id, strict=True)
         run.train(0.2, 7.0, 8.0)
-        with pytest.raises(
-            UserError, match=r"^--resume\.strict: resumed at step 2: step 4 is not that of"
-        ):
+        says = r"^--resume\.strict: resumed at step 2: step 4 is not that of"
+        with pytest.raises(UserError, match=says):
             run.proof.report_difference()
         run.proof.close()
     assert capsys.readouterr().out == ""

@@ -68,10 +68,7 @@ def test_all(tmp_path, name, launcher):
 
 @pytest.mark.slow
 def test_other_weights_are_found(tmp_path):
-    """The zoo finds other weights.
-
-    A job that is compared with one of another configuration is wrong in all that differs.
-    """
+    """A job that is compared with one of another configuration is wrong in all that differs."""
     reference = rounds.uninterrupted_run(tmp_path / "alone", CONFIGURATIONS["Noam"], "process")
     completed_round = rounds.interrupted(
         tmp_path / "run", reference, rounds.Round("the control", "process", SEED), []

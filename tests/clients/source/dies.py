@@ -17,11 +17,9 @@ class Dies(Callback):
     """
 
     def on_train_start(self, trainer, *_) -> None:
-        """Print what has started this rank."""
         print("STARTED BY", *command(os.getppid()))
 
     def on_train_batch_end(self, trainer, *_) -> None:
-        """Kill it."""
         died = Path("/tmp/died")
         is_last = trainer.global_rank == trainer.world_size - 1
         if is_last and trainer.global_step == 3 and not died.exists():

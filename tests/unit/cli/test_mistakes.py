@@ -479,21 +479,6 @@ def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path
     )
 
 
-@pytest.mark.slow
-def test_any_number_of_mistakes_has_room_in_the_failure_file():
-    wrong = [f"--wrong.number{number}={'x' * 2000}" for number in range(40)]
-    wrong += [
-        f"--{group}=Nonesuch"
-        for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")
-    ]
-    wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
-    message = refused(*wrong)
-    assert len(message) < 960 and "\n" not in message
-    assert message.startswith("--data: found 'Nonesuch'") and re.search(
-        r"also wrong: --\S.* and \d+ more$", message
-    )
-
-
 @pytest.mark.parametrize(
     ("lines", "text"),
     [

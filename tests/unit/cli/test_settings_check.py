@@ -77,9 +77,8 @@ def test_two_channels_without_a_data_dir_are_refused(channels, chosen, data_dir,
         settings_check.check(numbers(data=data), environment, DIGITS_OR_CIFAR)
         assert not is_refused
     except UserError as error:
-        assert is_refused and str(error).startswith(
-            "--data.data_dir: found the channels a, b; name"
-        )
+        assert is_refused
+        assert str(error).startswith("--data.data_dir: found the channels a, b; name")
 
 
 def test_the_number_of_nodes_is_set_to_the_jobs(capsys):

@@ -36,7 +36,6 @@ class Noting:
     """Notes which hooks are called, and by which name `log` would log there."""
 
     def note(self, hook: str, module: pl.LightningModule) -> None:
-        """Note a hook."""
         module.notes.append((type(self).__name__, hook, module._current_fx_name))
 
 
@@ -47,11 +46,9 @@ class Hooks(Noting, pl.Callback):
         self.on_after_backward = lambda _, module: self.note("on_after_backward", module)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        """Note it."""
         self.note("on_train_batch_start", pl_module)
 
     def on_validation_batch_end(self, trainer, pl_module, *_) -> None:
-        """Note it."""
         self.note("on_validation_batch_end", pl_module)
 
 
@@ -69,21 +66,17 @@ class Model(Noting, pl.LightningModule):
         return -1 if batch_idx == 2 else None
 
     def on_before_zero_grad(self, optimizer) -> None:
-        """Note it."""
         self.note("on_before_zero_grad", self)
 
     def training_step(self, batch, batch_idx) -> torch.Tensor:
-        """Return a loss, and log it."""
         loss = self.line(batch[0]).mean()
         self.log("loss", loss, on_epoch=True)
         return loss
 
     def validation_step(self, batch, batch_idx) -> None:
-        """Log something."""
         self.log("validated", self.line(batch[0]).mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return SGD."""
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
@@ -91,7 +84,6 @@ class Strategy(SingleDeviceStrategy):
     """A strategy with a hook of its own."""
 
     def on_train_batch_start(self, batch, batch_idx) -> None:
-        """Note it."""
         self.lightning_module.notes.append((type(self).__name__, "on_train_batch_start", ""))
 
 

@@ -179,8 +179,6 @@ class CountingModel(Noted):
 
 
 class CountingCallback(pl.Callback):
-    """Counts the calls of its hooks."""
-
     def __init__(self, calls: Counter[str]) -> None:
         self.count = calls.update
 
@@ -432,9 +430,8 @@ def test_a_file_of_the_same_moment_has_what_hooks_save(tmp_path, options, more, 
 
     expected, *_ = fitted("lightning", is_ours=False)
     calls, alone, *_ = fitted("ours")
-    assert (calls == expected) is is_as_often and all(
-        calls[name] >= expected[name] for name in calls
-    )
+    assert (calls == expected) is is_as_often
+    assert all(calls[name] >= expected[name] for name in calls)
     with interrupted():
         fitted("run", stop="epoch 1", fails="batch 1:0")
     _, resumed, model, data = fitted("run")

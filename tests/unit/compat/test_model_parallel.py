@@ -21,7 +21,6 @@ from sagemaker_lightning.contract.errors import UserError
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """A mesh of one rank."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()
@@ -73,9 +72,8 @@ def test_a_mesh_of_another_number_of_ranks_is_refused(sizes):
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, "2", None])
 def test_a_size_that_is_not_a_number_is_refused(size):
-    with pytest.raises(
-        UserError, match=r"^ModelParallelStrategy\(tensor_parallel_size=...\): found"
-    ):
+    says = r"^ModelParallelStrategy\(tensor_parallel_size=...\): found"
+    with pytest.raises(UserError, match=says):
         model_parallel.settle_sizes(ModelParallelStrategy(2, size), 2)
 
 

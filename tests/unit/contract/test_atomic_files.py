@@ -85,9 +85,8 @@ def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
     with pytest.raises(error), atomic_write(path) as file:
         file.write(b"half")
         aside = [entry for entry in tmp_path.iterdir() if entry != path]
-        assert [entry.suffix for entry in aside] == [
-            IGNORED_SUFFIX
-        ] and path.read_bytes() == b"before"
+        assert [entry.suffix for entry in aside] == [IGNORED_SUFFIX]
+        assert path.read_bytes() == b"before"
         raise error
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"before"
 
@@ -149,9 +148,8 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
     assert list((tmp_path / "a/b").iterdir()) == []
     check_writable(tmp_path / "a/b", "the model")
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError, match=r"/file: the model cannot be written there \(File exists\); expected a"
-    ):
+    says = r"/file: the model cannot be written there \(File exists\); expected a"
+    with pytest.raises(UserError, match=says):
         check_writable(tmp_path / "file", "the model")
 
 
@@ -173,8 +171,7 @@ def test_json_has_null_for_what_is_not_a_number():
         json_text(value)
         == '{"a": [1.5, null, [null, null]], "b": {"c": null, "d": true, "e": "nan"}}'
     )
-    assert json.loads(json_text({"x": 2}, indent=1)) == {"x": 2} and "\n" in json_text(
-        {"x": 2}, indent=1
-    )
+    assert json.loads(json_text({"x": 2}, indent=1)) == {"x": 2}
+    assert "\n" in json_text({"x": 2}, indent=1)
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text({math.nan: 1})

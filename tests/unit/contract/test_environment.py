@@ -209,11 +209,9 @@ def test_a_drill_has_folders_of_its_own(tmp_path):
         environment.log_dir,
     )
     assert all(folder.is_relative_to(tmp_path) for folder in folders)
-    assert (
-        failure_file(moved) is None
-        and environment.watch is None
-        and environment.drill == {"steps": 4}
-    )
+    assert failure_file(moved) is None
+    assert environment.watch is None
+    assert environment.drill == {"steps": 4}
     assert environment.channels == SageMakerEnvironment.read(ALL_VARIABLES).channels
     assert moved["SAGEMAKER_BASE_DIR"] == str(tmp_path)
 

@@ -175,9 +175,8 @@ def test_what_the_toolkits_hook_has_done_is_not_done_again(monkeypatch):
 @pytest.mark.slow
 def test_a_name_that_never_resolves_is_named():
     # .invalid never resolves (RFC 6761); the first host resolves.
-    with pytest.raises(
-        UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"
-    ):
+    says = r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"
+    with pytest.raises(UserError, match=says):
         rendezvous.wait_for_names(("localhost", "algo-2.invalid"), limit=1)
 
 

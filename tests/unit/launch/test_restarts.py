@@ -20,7 +20,6 @@ MISTAKE = Fault("--a: found 1, expected 2", FaultKind.MISTAKE)
 
 
 def taken(why: str = "another fault", step: int | None = 3, ago: float = 1.0) -> ContainerRestart:
-    """Return a restart that was taken before."""
     return ContainerRestart(why, step, NOW - ago)
 
 

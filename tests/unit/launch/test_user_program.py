@@ -102,9 +102,8 @@ def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
         shutil.copy(tmp_path / address.removeprefix("s3://bucket/"), path)
 
     monkeypatch.setattr(user_program.files, "s3_download", download)
-    with pytest.raises(
-        UserError, match=r"found s3://bucket/damaged.tar.gz, .* \(it is damaged, or no "
-    ):
+    says = r"found s3://bucket/damaged.tar.gz, .* \(it is damaged, or no "
+    with pytest.raises(UserError, match=says):
         user_program.unpack("s3://bucket/damaged.tar.gz")
     user_program.unpack("s3://bucket/s.tar.gz")
     assert [path.name for path in code.iterdir()] == ["train.py"]
@@ -433,10 +432,8 @@ def test_the_setup_py_of_a_source_is_named(job: Job):
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     assert job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1").returncode == 1
     first_line = job.failure.splitlines()[0]
-    assert (
-        first_line.startswith("error: setup.py: pip could not install")
-        and "RuntimeError: no luck" in first_line
-    )
+    assert first_line.startswith("error: setup.py: pip could not install")
+    assert "RuntimeError: no luck" in first_line
 
 
 @pytest.mark.slow

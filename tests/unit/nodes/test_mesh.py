@@ -38,10 +38,7 @@ from sagemaker_lightning.nodes.messages import Fault, FaultKind
 
 @pytest.mark.slow
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
-    """All hosts wait for the last one, at the start and at the end.
-
-    The first host that starts cannot resolve the names of the others.
-    """
+    """The first host that starts cannot resolve the names of the others."""
     hosts.start("algo-2")
     first_ready = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
     hosts.start("algo-3")
@@ -66,9 +63,8 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     assert (ended.result(HANG_SECONDS), second.result(HANG_SECONDS)) == (None, None)
     for future in (leaving, hosts.leave("algo-1")):
         future.result(HANG_SECONDS)
-    assert all(watch.reason is None for watch in hosts.up.values()) and not any(
-        hosts.ended.values()
-    )
+    assert all(watch.reason is None for watch in hosts.up.values())
+    assert not any(hosts.ended.values())
 
 
 @pytest.mark.slow
@@ -253,10 +249,8 @@ def test_hosts_with_different_settings(hosts, settings, other_settings, says):
     hosts.start("algo-2", settings_of_host=other_settings, hosts=ALL_HOSTS[:2])
     reason = f"hosts have different settings: {says}; start all hosts with the same"
     assert hosts.reasons("algo-1", "algo-2") == [reason, reason]  # in this order on all hosts
-    assert (
-        not hosts.up["algo-1"].reason.is_local
-        and hosts.up["algo-2"].wait_until_all_are_ready().why == reason
-    )
+    assert not hosts.up["algo-1"].reason.is_local
+    assert hosts.up["algo-2"].wait_until_all_are_ready().why == reason
 
 
 def test_a_job_may_have_a_hundred_long_hyperparameters(hosts):
@@ -295,11 +289,9 @@ def test_what_a_job_has_hosts_compare(monkeypatch):
         "hyperparameter api_token": "******",
     }
     assert (watch.mesh.host, set(watch.mesh.others)) == ("algo-2", {"algo-1"})
-    assert (watch.mesh.port, watch.mesh.connect_timeout, watch.mesh.silence_timeout) == (
-        29501,
-        40.0,
-        6.0,
-    )
+    assert watch.mesh.port == 29501
+    assert watch.mesh.connect_timeout == 40.0
+    assert watch.mesh.silence_timeout == 6.0
     for stopped in (False, True):
         watch.on_reason(StopReason("why", is_local=False, is_request=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]

@@ -115,12 +115,10 @@ def test_a_watch_ends_although_a_task_drops_a_cancellation():
 
 
 def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:
-    """Return the connection of a rank."""
     return Heartbeat(watch.path, name)
 
 
 def die(rank_heartbeat: Heartbeat) -> None:
-    """End a rank."""
     rank_heartbeat.socket.close()
 
 
@@ -167,10 +165,8 @@ def test_a_rank_that_is_asked_to_stop(watch):
 def test_a_rank_that_dies_without_a_word(watch):
     die(rank(watch))
     assert becomes_true(lambda: watch.reasons_given)
-    assert (
-        watch.reasons_given == [StopReason(DEAD, is_local=True, doubt=1)]
-        and watch.own_suspicion == watch.reason
-    )
+    assert watch.reasons_given == [StopReason(DEAD, is_local=True, doubt=1)]
+    assert watch.own_suspicion == watch.reason
 
 
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):

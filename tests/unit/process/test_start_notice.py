@@ -65,32 +65,12 @@ def test_a_slow_one_says_what_it_does_and_what_follows():
     assert stderr_of(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
-@pytest.mark.slow
-def test_the_notice_is_said_again():
-    code = (
-        "start_notice.begin('one'); time.sleep(1); start_notice.end(); time.sleep(0.3); "
-        "print('END', file=sys.stderr)"
-    )
-    lines = stderr_of(code, first=0.05, later=0.05).splitlines()
-    assert len(lines) > 3 and set(lines) <= {
-        f"starting: one ({second} s so far)" for second in (0, 1, 2)
-    } | {"END"}
-    assert lines[-1] == "END"
-
-
 def test_nothing_is_said_once_it_is_done():
     code = (
         "start_notice.begin('one'); start_notice.end(); start_notice.set_activity('two'); "
         "time.sleep(0.2)"
     )
     assert stderr_of(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
-
-
-def test_on_a_busy_machine_it_is_said_at_once():
-    assert (
-        stderr_of("start_notice.begin('one'); start_notice.end()", busy=True)
-        == "starting: one (0 s so far)\n"
-    )
 
 
 class Clock:

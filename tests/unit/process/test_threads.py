@@ -166,9 +166,7 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expec
 
 
 def test_ranks_of_lightning_share_a_quota(monkeypatch):
-    """Ranks that Lightning starts share a quota.
-
-    The variable that `prepare` set in this process is not the user's; the other ranks get the
+    """The variable that `prepare` set in this process is not the user's; the other ranks get the
     share.
     """
     threads_before = torch.get_num_threads()

@@ -67,7 +67,6 @@ class Bomb(NamedTuple):
 
 
 def header_of(member_type: bytes, size: int) -> bytes:
-    """Return the header of a member of an archive."""
     member = tarfile.TarInfo("x")
     member.type = member_type
     member.size = size

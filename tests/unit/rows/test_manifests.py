@@ -1,14 +1,14 @@
 """rows/manifests.py: what a manifest may say, alone and beside those of other hosts."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from row_parts import arrays_of, edited, refused, write_parts
 
-from sagemaker_lightning.rows import manifests, merge, parts
+from sagemaker_lightning.rows import manifests, merge
 
 
 def refused_scores(folder: Path, **description: object) -> str:
@@ -58,7 +58,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_wrong_shape_is_refused(tmp_path, shape):
-    assert "is damaged (" in refused_scores(tmp_path, shape=shape)
+    assert re.search(r"manifest-\S+\.json is damaged \(", refused_scores(tmp_path, shape=shape))
 
 
 def test_what_would_be_merged_wrongly_is_refused(tmp_path):
@@ -75,17 +75,6 @@ def test_what_would_be_merged_wrongly_is_refused(tmp_path):
     write_parts(tmp_path / "sharded", sharded=True)
     edited(tmp_path / "sharded", hosts=["algo-1"])
     assert "is of another hosts" in refused([tmp_path / "sharded"], tmp_path / "merged")
-    rows = range(100)
-    about = {"source": "s", "settings": {"numbers": ["n"]}, "total": None, "hosts": ["a", "b"]}
-    for host in "ab":
-        block = {"n": np.arange(100, dtype=np.int8)}
-        parts.write(
-            tmp_path / "small",
-            rows,
-            [(rows, block)],
-            about | {"host": host, "files": {f"{host}.npy": 100}},
-        )
-    assert "cannot number 200 rows" in refused([tmp_path / "small"], tmp_path / "merged")
 
 
 def contradict(key: str, value: object) -> Callable[[Path], None]:
@@ -121,7 +110,6 @@ def with_arrays(count: int) -> Callable[[Path], None]:
 
 
 def nested(levels: int) -> list:
-    """Return lists in lists, on so many levels."""
     return [nested(levels - 1)] if levels > 1 else []
 
 
