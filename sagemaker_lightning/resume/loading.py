@@ -146,6 +146,11 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
             "to one without an interruption"
         )
     )
+    if earlier_fits.has_saved(run.folder.path, resumed.entries["number"]):
+        note += (
+            " of this program's last training; what it has changed since, such as weights, or "
+            "attributes in on_train_end(), is as that checkpoint has it"
+        )
     level = logging.INFO if resumed.same_ranks else logging.WARNING
     log.log(level, f"resuming from step {resumed.step}: {path}{note}")
     if given_path:
