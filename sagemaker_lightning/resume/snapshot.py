@@ -248,8 +248,8 @@ class Snapshot:
                 log.warning(
                     f"the weights {first_of(names)} differ on rank 0 and rank {rank}, so the ranks "
                     "do not train one model: after an interruption this run is not exact; DDP "
-                    "reduces no gradient of what was frozen when training began, of what it is "
-                    "told to ignore, or of what no_sync() leaves out"
+                    "reduces no gradient of what was frozen when training began, of what it "
+                    "has to ignore, or of what no_sync() leaves out"
                 )
             self.has_warned_of_ranks = self.has_warned_of_ranks or bool(names)
 

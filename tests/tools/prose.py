@@ -45,6 +45,8 @@ OF_OTHERS = {
     "MultiheadAttention": "torch's",
     "WANDB_API_KEY": "W&B's",
     "_executor": "SPDL's",
+    "ZeroRedundancyOptimizer": "torch's",
+    "ddp_fork": "Lightning's",
     "build-image.sh": "the original's",
     "conda-3.11.txt": "make lock-conda writes it",
     "dictConfig": "Python's",

@@ -30,9 +30,9 @@ class Classes(Mapping[str, type]):
 
     They are those of the objects of the start, and those that the modules have by name in which
     these are defined: in a module of the user's own all; in another package's module those of the
-    package, such as the views of a graph, unless their objects do something at their end. Of
-    libraries, there are the classes whose objects may be values, such as an estimator, or modules
-    of a net; of Python's own library, those of them that the user's modules have by name.
+    package, such as the views of a graph, unless their objects do something at their end.
+    Libraries have those whose objects may be values, such as an estimator, or modules of a net;
+    Python's own library has those of them that the user's modules have by name.
 
     Args:
         of_objects: The classes of the objects of the start.
