@@ -73,6 +73,7 @@ class Snapshot:
         self.description: Mapping[str, Any] = {}
         """What checkpoints say of the run; empty before training."""
         self.has_warned_of_ranks = False
+        """Whether a line has said that the ranks do not train one model; all ranks agree on it."""
         self.lightnings_file = lightning_checkpoints.NewestFile(self.trainer)
 
     @object_graph.at_one_moment()
@@ -144,9 +145,9 @@ class Snapshot:
         entries = {name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS}
         exact = "".join(map(values.digest, exact_values.values()))
         own = digest(entries) + exact.encode()
-        model = self.trainer.lightning_module
-        has_others = self.trainer.world_size > 1 and mesh_of(self.trainer) is None
-        sums = sums_of_bits(model) if has_others else {}
+        is_asked = self.trainer.world_size > 1 and not self.has_warned_of_ranks
+        is_asked = is_asked and mesh_of(self.trainer) is None
+        sums = sums_of_bits(self.trainer.lightning_module) if is_asked else {}
         said = self.run.agreement.gather((own, learning_rates(self.trainer), sums))
         self._warn_of_different_rates([rates for _, rates, _ in said])
         self._warn_of_different_weights([sums for *_, sums in said])

@@ -204,16 +204,6 @@ class Wider(Model):
         self.network[4] = nn.Linear(20, 8)
 
 
-class Unreadable(Model):
-    """A model whose checkpoint cannot be read without running code."""
-
-    def on_save_checkpoint(self, checkpoint) -> None:
-        checkpoint["thing"] = object()
-
-    def on_load_checkpoint(self, checkpoint) -> None:
-        """Load nothing; what nothing may load is not saved."""
-
-
 class Average(EMAWeightAveraging):
     """An average of the weights that soon differs from them."""
 

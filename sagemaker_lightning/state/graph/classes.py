@@ -47,8 +47,8 @@ class Classes(Mapping[str, type]):
         for class_ in of_objects:
             self.found[class_name(class_)] = class_
             names |= {base.__module__ for base in class_.__mro__ if not is_library_class(base)}
-        for name in sorted(names & sys.modules.keys() - PYTHONS):
-            there = vars(sys.modules[name])
+        for name in sorted(names):
+            there = namespace(sys.modules.get(name))
             is_own = is_own_module(name)
             package = name.partition(".")[0]
             self.found = {
@@ -57,17 +57,20 @@ class Classes(Mapping[str, type]):
                 if is_own or (path.partition(".")[0] == package and not hasattr(class_, "__del__"))
             } | self.found
             if is_own:
-                imported_ones = (value for value in there.values() if isinstance(value, type))
                 self.found |= {
-                    class_name(each): each for each in imported_ones if _is_librarys(each)
+                    class_name(value): value
+                    for value in there.values()
+                    if isinstance(value, type) and _may_be_made(value)
                 }
 
     def __getitem__(self, name: str) -> type:
         if name in self.found:
             return self.found[name]
-        module, class_ = imported(name)
-        is_there = module in self.modules and module.partition(".")[0] not in PYTHONS
-        if not (is_there and isinstance(class_, type) and _is_librarys(class_)):
+        class_ = imported(name)
+        if not isinstance(class_, type) or not _may_be_made(class_):
+            raise KeyError(name)
+        module = class_.__module__
+        if module not in self.modules or module.partition(".")[0] in PYTHONS:
             raise KeyError(name)
         return class_
 
@@ -78,8 +81,8 @@ class Classes(Mapping[str, type]):
         return len(self.found)
 
 
-def _is_librarys(class_: type) -> bool:
-    """Return whether a class is a library's whose objects may be values, or modules of a net."""
+def _may_be_made(class_: type) -> bool:
+    """Return whether a library's class has objects that may be values, or modules of a net."""
     if class_.__new__ is not vars(object)["__new__"]:
         return False
     if not issubclass(class_, nn.Module):
@@ -108,11 +111,10 @@ def imported_modules(_count: int) -> frozenset[str]:
     return frozenset(sys.modules)
 
 
-def imported(name: str) -> tuple[str, Any]:
-    """Return what has a name in a module that is imported, or in a class of one, and the module.
+def imported(name: str) -> Any:
+    """Return what has a name in a module that is imported, or in a class of one; None for nothing.
 
-    What is not there is None, of no module. A checkpoint may have been written with the other
-    distribution of Lightning.
+    A checkpoint may have been written with the other distribution of Lightning.
     """
     parts = name.split(".")
     for size in range(len(parts) - 1, 0, -1):
@@ -124,5 +126,5 @@ def imported(name: str) -> tuple[str, Any]:
         for part in parts[size:]:
             is_class = isinstance(found, type)
             found = getattr_static(found, part, None) if is_class else namespace(found).get(part)
-        return module, found
-    return "", None
+        return found
+    return None

@@ -130,7 +130,7 @@ class _Imported(Mapping[str, type]):
     """
 
     def __getitem__(self, name: str) -> type:
-        _, class_ = imported(name)
+        class_ = imported(name)
         if not isinstance(class_, type) or issubclass(class_, DATA_CLASSES):
             raise KeyError(name)
         is_row = issubclass(class_, tuple) and hasattr(class_, "_fields")
