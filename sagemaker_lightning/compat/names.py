@@ -134,6 +134,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             ),
         },
         CALLBACKS: {
+            "ModelCheckpoint._defer_save_until_validation": "attribute | absent",
             "ModelCheckpoint._last_checkpoint_saved": "attribute",
             "ModelCheckpoint._last_global_step_saved": "attribute",
             "ModelCheckpoint._remove_checkpoint": "(self, trainer, filepath)",

@@ -261,8 +261,12 @@ def is_library_module(name: str) -> bool:
 
 
 def is_library_class(class_: type | Callable[..., Any]) -> bool:
-    """Return whether a class, or a function, is a library's."""
-    return is_library_module(class_.__module__ or "")
+    """Return whether a class, or a function, is a library's.
+
+    What Cython has made for itself names no module, but an object that asks for its name.
+    """
+    module = class_.__module__ or ""
+    return is_library_module(module) if isinstance(module, str) else True
 
 
 @kept

@@ -8,6 +8,7 @@ import itertools
 import threading
 import types
 from collections import deque
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -699,3 +700,28 @@ def test_what_torch_compiles_while_training_is_no_change():
     assert changed_variables(before, after) == []
     state.encode()
     assert state.unsaved == []
+
+
+class Singleton(type):
+    """Keeps the only object of each of its classes."""
+
+    instances: ClassVar[dict[type, object]] = {}
+
+    def __call__(cls):
+        if cls not in cls.instances:
+            cls.instances[cls] = super().__call__()
+        return cls.instances[cls]
+
+
+class Only(metaclass=Singleton):
+    """Has one object."""
+
+
+class Asking:
+    def step(self):
+        return Only()
+
+
+def test_a_metaclass_is_one_of_the_classes_that_the_code_mentions():
+    mentioned = mentioned_variables({"model": Asking()})
+    assert {Singleton, Only} <= {*mentioned.classes}
