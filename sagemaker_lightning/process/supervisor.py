@@ -177,7 +177,11 @@ class Supervisor:
             threading.Thread(
                 target=self._end_orphans, args=(self.child.pid, self.is_deaf), daemon=True
             ).start()
-        note_status(self.child.pid, self.statuses)
+        # If a signal came right before this thread waited in the kernel, Python would run its
+        # handler at the program's end. So it looks again and again.
+        while self.child.pid not in self.statuses:
+            time.sleep(0.1)
+            note_status(self.child.pid, self.statuses, os.WNOHANG)
         status = self.child.wait()
         for process in self._living_processes():
             # A rank that is frozen dies of its launcher's end (process/parent_process.py) only
