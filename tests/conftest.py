@@ -26,6 +26,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from rehearsed_inputs import paged_aws  # noqa: F401  a fixture
 
 from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
+from sagemaker_lightning.resume import signals
 
 # Under nohup, programs ignore SIGHUP, and so would all that the tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -63,6 +64,7 @@ def check_for_leaks():
     handlers = _handlers()
     yield
     os.environ.pop(LAUNCHER_VARIABLE, None)  # ExactResume names the process that has made it
+    signals._unheeded.clear()
     assert _checked_variables() == variables
     assert _handlers() == handlers
     assert not torch.distributed.is_initialized()

@@ -32,6 +32,8 @@ class Seeding(Callback):
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
+        self.turn: tuple[int, ...] = ()
+        """Which of a trainer's trainings it is, if not the first one: it has other draws."""
         self.loaders: dict[str, list[Any]] = {}
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
@@ -74,7 +76,7 @@ class Seeding(Callback):
         """
         self.changed.close()
         if stage == "fit":
-            seed_all("after", self.seed)
+            seed_all("after", self.seed, *self.turn)
 
     def leave_loaders_to_lightning(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""
@@ -82,11 +84,11 @@ class Seeding(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""
-        seed_all("fit", self.seed, data_rank(trainer))
+        seed_all("fit", self.seed, data_rank(trainer), *self.turn)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before the first epoch."""
-        seed_all("start", self.seed, data_rank(trainer))
+        seed_all("start", self.seed, data_rank(trainer), *self.turn)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before the first batch, from the training data too."""

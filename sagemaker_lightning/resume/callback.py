@@ -11,6 +11,7 @@ import copy
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -172,12 +173,12 @@ class ExactResume(EarlyCallback):
         arguments.check(self.arguments | {"settings": settings}, self._name)
         self.parts = Parts(parts)
         self.environment = environment or SageMakerEnvironment.read()
-        home = self.environment.checkpoint_home(Path(dirpath))
-        copies = memory_copies.folder_of(self.environment.copies, home.folder)
-        self.folder = CheckpointDir(home, keep, self._name("dirpath"), copies)
+        self.home = self.environment.checkpoint_home(Path(dirpath))
+        self.folder = self._folder_of(self.home.folder)
+        """The folder of the newest training's checkpoints."""
         self.container_restarts = ContainerRestarts(self.environment)
         self.intervals = Intervals(every_n_minutes, every_n_steps)
-        self.signals = Signals(stop, home)
+        self.signals = Signals(stop, self.home)
         self.seeding = Seeding(seed)
         self.rank_consistency = RankConsistency(
             self.environment, settings, lr_scaling, other_settings
@@ -198,8 +199,10 @@ class ExactResume(EarlyCallback):
         """Whether it resumes where it was."""
         self.run: Run | None = None
         """The training, while there is one that resumes where it was."""
+        self.fit = 1
+        """Which of the trainings with its folder the newest one is."""
         self.trained = NOTHING_TRAINED
-        """What the trainings before have changed of the user's objects."""
+        """What the trainings of other trainers before have changed of the user's objects."""
         self.results: list[ResumeResult] = []
         self.start_before: FirstStart | None = None
         """What `resumes` returns once the training has ended."""
@@ -224,6 +227,12 @@ class ExactResume(EarlyCallback):
         Parts are left out: what is read from a file is no longer what the program trains with.
         """
         return _unpickle, (type(self), self.arguments | {"parts": {}})
+
+    def _folder_of(self, path: Path) -> CheckpointDir:
+        """Return a folder of checkpoints of one training."""
+        copies = memory_copies.folder_of(self.environment.copies, path)
+        home = replace(self.home, folder=path)
+        return CheckpointDir(home, self.arguments["keep"], self._name("dirpath"), copies)
 
     def _name(self, argument: str) -> str:
         """Return how messages name an argument: the command line has a flag for it."""
@@ -286,6 +295,8 @@ class ExactResume(EarlyCallback):
                 self.settings_of_run = self._settings_of_run(trainer)
             trains = not is_search_only(trainer)
         if trains:
+            self.signals.note_unheeded(trainer)
+            self._choose_folder(trainer)
             self.trainer = trainer
             self._forget_run()
             self._settle_mesh(trainer)
@@ -293,6 +304,15 @@ class ExactResume(EarlyCallback):
                 # It often draws only where its files are missing, and on one rank of a host alone.
                 prepare_data_within(trainer, draws_undone)
         self._continue_logs(trainer, trains)
+
+    def _choose_folder(self, trainer: Trainer) -> None:
+        """Give the training a folder: another training of one trainer has another one."""
+        self.fit = earlier_fits.next_fit(self.home.folder, trainer)
+        self.seeding.turn = (self.fit,) if self.fit > 1 else ()
+        before, path = self.folder, earlier_fits.folder_of(self.home.folder, self.fit)
+        if path != before.path:
+            self.folder = self._folder_of(path)
+            self.trained = NOTHING_TRAINED  # the checkpoints of the one before have that
 
     def _settle_mesh(self, trainer: Trainer) -> None:
         """Say, before the ranks connect, what a strategy for sharded models will refuse or assume.
@@ -346,12 +366,11 @@ class ExactResume(EarlyCallback):
 
     def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
         if self.saves:
-            loggers.prepare_files(
-                trainer.loggers, self.folder.logger_states(), self.folder.path, trains
-            )
+            states, _ = self.folder.newest_loggers()
+            loggers.prepare_files(trainer.loggers, states, self.folder.path, trains)
             if self.folder.with_copies():
                 loggers.write_config_again(trainer)
-            elif trains:
+            elif trains and self.fit == 1:
                 self.start_before = first_start.read(self.folder.path)
                 if self.start_before is None and trainer.is_global_zero:
                     # Their folders are made before any callback's hook.
@@ -429,6 +448,9 @@ class ExactResume(EarlyCallback):
                 environment=self.environment,
                 trained=self.trained,
                 start_before=self.start_before,
+                first_folder=self.home.folder,
+                fit=self.fit,
+                later=self._later(),
             ),
         )
         self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())
@@ -442,6 +464,12 @@ class ExactResume(EarlyCallback):
             # own, the files of its ModelCheckpoints are for the program to read.
             reads = not self.is_alone or bool(best_model.callbacks(trainer))
             strategy.checkpoint_io = checkpoint_file.CheckedIO(plain_values=reads)
+
+    def _later(self) -> CheckpointDir | None:
+        """Return the newest folder of a later training that has checkpoints; None without any."""
+        folders = earlier_fits.folders_after(self.home.folder, self.fit)
+        later = map(self._folder_of, folders)
+        return next((each for each in later if each.with_copies()), None)
 
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
@@ -467,8 +495,13 @@ class ExactResume(EarlyCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
         if stage == "fit" and self.is_alone:
+            if self.seeds:
+                first_draws.note_seed()
             if self.run:
                 self.trained = self.run.part(UserObjects).graph.trained()
+                if self.saves:
+                    number = self.run.saved_number
+                    earlier_fits.note_finished(self.home.folder, trainer, self.fit, number)
             self.signals.leave()
             moments.remove(trainer)
             search_again(trainer)
@@ -580,9 +613,7 @@ class ExactResume(EarlyCallback):
         if self.run:
             self.run.ends()
         best_model.remove_outdated(trainer, keep=0)
-        self.signals.leave()
-        if self.run and self.saves and self.is_alone:  # the command line's program trains once
-            earlier_fits.note_finished(self.folder.path, pl_module, self.run.saved_number)
+        self.signals.leave_done()
 
 
 def _unpickle(class_: type[ExactResume], arguments: dict[str, Any]) -> ExactResume:

@@ -6,7 +6,7 @@ import weakref
 import torch
 from pytorch_lightning import LightningModule
 
-from sagemaker_lightning.data.seeded_indices import number_of, seed_all
+from sagemaker_lightning.data.seeded_indices import seed_all
 
 MAX_SEED = 2**32
 """torch's own first seed, which is random, is larger; a program's is not: numpy's is smaller."""
@@ -22,7 +22,12 @@ def seed_what_follows(seed: int) -> None:
         _unseeded.update(
             each for each in gc.get_objects() if issubclass(type(each), LightningModule)
         )
-    _our_seeds.update((seed_all("made", seed), number_of("after", seed)))
+    _our_seeds.add(seed_all("made", seed))
+
+
+def note_seed() -> None:
+    """Note that what torch has as its seed now is one that a training has set at its end."""
+    _our_seeds.add(torch.initial_seed())
 
 
 def are_random(model: LightningModule) -> bool:

@@ -16,6 +16,7 @@ from sagemaker_lightning.resume.files import best_model, checkpoint_file, shards
 from sagemaker_lightning.resume.files.checkpoint_dir import choose_checkpoint
 from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
 from sagemaker_lightning.resume.parts.gradients import Gradients
+from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
 from sagemaker_lightning.resume.parts.roots import objects_of_module
@@ -35,7 +36,9 @@ def refuse_another_model(run: "Run") -> None:
     It would get the weights of the other one.
     """
     folder = run.folder
-    is_another = earlier_fits.was_of_another_model(folder.path, run.trainer.lightning_module)
+    is_another = earlier_fits.was_of_another_model(
+        run.options.first_folder, run.trainer.lightning_module
+    )
     if is_another and folder.checkpoints():
         raise UserError(
             f"{folder.label}: this program has already trained another model to its end "
@@ -64,9 +67,39 @@ def choose(run: "Run") -> Path | None:
     )
 
 
+def refuse_lost_training(run: "Run") -> None:
+    """Raise UserError if an earlier training than the newest one has no checkpoint any more.
+
+    A program that is started again comes by its earlier trainings to the newest one.
+    """
+    if later := _later(run):
+        raise UserError(
+            f"{run.folder.label}: found no checkpoint, expected the last one of the training "
+            f"before that of {later}; restore it from a copy, or move {later} away"
+        )
+
+
+def refuse_other_length(run: "Run", resumed: Resumption) -> None:
+    """Raise UserError if an earlier training than the newest one is to end elsewhere."""
+    before, now = resumed.of(Limits)["of_flags"], run.part(Limits).of_flags
+    later = _later(run)
+    if later and before != now:
+        raise UserError(
+            f"{run.folder.label}: found max_epochs={now[0]} and max_steps={now[1]}, expected "
+            f"{before[0]} and {before[1]}: the training of {later} began where this one ended; "
+            f"continue with these, or move {later} away"
+        )
+
+
+def _later(run: "Run") -> str:
+    """Return the folder of the newest later training, as rank 0 sees it; "" if there is none."""
+    later = run.options.later
+    return run.agreement.gather(str(later.path) if later else "")[0]
+
+
 def warn_of_random_model(run: "Run") -> None:
     """Warn if the model was made by draws that the run's seed does not decide."""
-    name = run.options.seed_name
+    name = run.options.seed_name if run.options.fit == 1 else ""
     is_random = name and first_draws.are_random(run.trainer.lightning_module)
     if is_random and run.trainer.is_global_zero:
         log.warning(
@@ -146,7 +179,7 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
             "to one without an interruption"
         )
     )
-    if earlier_fits.has_saved(run.folder.path, resumed.entries["number"]):
+    if earlier_fits.has_saved(run.options.first_folder, run.options.fit, resumed.entries["number"]):
         note += (
             " of this program's last training; what it has changed since, such as weights, or "
             "attributes in on_train_end(), is as that checkpoint has it"

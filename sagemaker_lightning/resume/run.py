@@ -92,6 +92,9 @@ class Options:
         trained: What earlier trainings of this program have changed.
         start_before: What a start found that was killed before its first checkpoint; None if there
             was none.
+        first_folder: The folder of the checkpoints of the trainer's first training.
+        fit: Which of its trainings it is, from 1.
+        later: The folder of the newest later one that has checkpoints; None if there is none.
     """
 
     saves: bool
@@ -103,6 +106,9 @@ class Options:
     environment: SageMakerEnvironment
     trained: Trained
     start_before: first_start.FirstStart | None
+    first_folder: Path
+    fit: int
+    later: CheckpointDir | None
 
 
 class Run:
@@ -250,6 +256,7 @@ class Run:
         self.same_run.note_program()
         path = loading.choose(self)
         if path is None:
+            loading.refuse_lost_training(self)
             loading.warn_of_random_model(self)
             return False
         with refusing(self, path.name, "entries"):
@@ -259,6 +266,7 @@ class Run:
     def _begin_from(self, path: Path, given_path: Any) -> None:
         """Hand Lightning a checkpoint."""
         self.resumed = resumed = loading.read(self, path)
+        loading.refuse_other_length(self, resumed)
         self.seeding.use_seed(resumed.entries["seed"])
         loading.announce(self, resumed, path, given_path)
         self.same_run.compare_numbers()
@@ -357,7 +365,7 @@ class Run:
         If this program has ended that one, it may change what it likes before it trains on.
         """
         number = self.resumed.entries["number"] if self.resumed else None
-        return not earlier_fits.has_saved(self.folder.path, number)
+        return not earlier_fits.has_saved(self.options.first_folder, self.options.fit, number)
 
     def misses_first_data(self, loop: lightning_loops.FitLoop) -> bool:
         """Return whether the interrupted run has made its training data more than once.
@@ -369,7 +377,8 @@ class Run:
             loop: The fit loop.
         """
         is_first = self.resumed is not None and self.is_training and loop.loaders is None
-        return is_first and self.part(DataEpoch).next_epoch() > 0
+        data_epoch = self.part(DataEpoch)
+        return is_first and data_epoch.next_epoch() > data_epoch.first()
 
     @contextmanager
     def first_data_needed(self, loop: lightning_loops.FitLoop) -> Iterator[None]:
@@ -383,7 +392,7 @@ class Run:
         objects.hooks_ended()
         progress = loop.epoch_progress.current
         completed = progress.completed
-        progress.completed = 0
+        progress.completed = self.part(DataEpoch).first()
         try:
             yield
         finally:
@@ -503,7 +512,7 @@ class Run:
         elif trainer.local_rank == 0:
             before = -1  # all steps were logged after it
             loggers.continue_files(trainer.loggers, start.loggers, before, trainer.is_global_zero)
-        if not self.options.saves or not trainer.is_global_zero:
+        if not self.options.saves or not trainer.is_global_zero or self.options.fit > 1:
             return
         if start:
             log.info(

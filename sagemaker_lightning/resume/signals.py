@@ -12,6 +12,9 @@ from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Stop, TrainingStop, loses_sigterm
 
+_unheeded: set[int] = set()
+"""SIGTERM, if a training of this process had nothing left to stop when it came."""
+
 
 class Signals:
     """The signals that request a stop: our handlers, in place of Lightning's.
@@ -41,13 +44,15 @@ class Signals:
         """Install our signal handlers in place of Lightning's.
 
         A SIGTERM that Lightning's have received in between is ours: they would end
-        the program with exit status 0.
+        the program with exit status 0. One that came as an earlier training ended stops this one.
 
         Args:
             trainer: Lightning's trainer.
         """
         self._install_handlers(trainer.is_global_zero)
-        if self.stop and lightning_loops.take_sigterm(trainer) and not self.number:
+        came_before = lightning_loops.take_sigterm(trainer) or _unheeded
+        if self.stop and came_before and not self.number:
+            _unheeded.clear()
             signal.raise_signal(signal.SIGTERM)
 
     def _install_handlers(self, is_first: bool) -> None:
@@ -92,6 +97,21 @@ class Signals:
             shows: Whether this process is the one that says it.
         """
         (self.stop.tell if self.stop else report_stop)(why, shows)
+
+    def note_unheeded(self, trainer: Trainer) -> None:
+        """Note whether a signal has come since nothing of the training before was left to stop.
+
+        Args:
+            trainer: Lightning's trainer. Its handlers have had the signals since.
+        """
+        if not self.is_of_program and lightning_loops.take_sigterm(trainer):
+            _unheeded.add(signal.SIGTERM)
+
+    def leave_done(self) -> None:
+        """Leave the signals; what came too late to stop this training stops the next one."""
+        if not self.is_of_program:
+            _unheeded.update({self.number} & {signal.SIGTERM})
+        self.leave()
 
     def leave(self) -> None:
         """Leave the signals to whom they were for before the training."""

@@ -471,40 +471,6 @@ def test_validation_data_that_change_as_they_are_read_come_back(tmp_path, stop):
     assert resumed == alone
 
 
-class Consolidating(Noted):
-    """Keeps, at each training's end, what the next one is drawn towards."""
-
-    def __init__(self, **moments):
-        super().__init__(**moments)
-        self.anchors = []
-        self.kept = {}
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss + sum((self.line.weight - each).square().sum() for each in self.anchors)
-
-    def on_train_end(self):
-        self.anchors.append(self.line.weight.detach().clone())
-        self.kept[len(self.anchors)] = [float(self.line.weight.sum())]
-
-
-@pytest.mark.parametrize("stop", ["batch 0:2", "batch 2:1", "batch 3:3"])
-def test_what_an_earlier_training_of_a_program_has_made_comes_back(tmp_path: Path, capfd, stop):
-    """A program that is started again calls fit for it, which trains nothing."""
-
-    def program(folder: Path, **moments) -> Consolidating:
-        fits = trainer(folder)
-        model = Consolidating(**moments)
-        fits.fit(model)
-        fits.fit_loop.max_epochs = 4
-        fits.fit(model)
-        return model
-
-    alone, resumed = alone_and_resumed(program, tmp_path, stop)
-    assert resumed.kept == alone.kept and weights(resumed) == weights(alone)
-    assert "warning" not in capfd.readouterr().out
-
-
 class Shuffled(torch.utils.data.Sampler):
     """An order by a generator of its own."""
 

@@ -127,19 +127,20 @@ class CheckpointDir:
             if isinstance(footer_or_problem, str) or footer_or_problem[1]
         ]
 
-    def logger_states(self) -> list[Mapping[str, Any]]:
-        """Return what the newest checkpoint says of the run's loggers.
+    def newest_loggers(self) -> tuple[list[Mapping[str, Any]], int]:
+        """Return what the newest checkpoint says of the run's loggers, and its step.
 
         Without one, it is what a start says that was killed before its first checkpoint.
         """
-        for _, path in self.with_copies():
+        for step, path in self.with_copies():
             if isinstance(identify(path), str):
                 continue
             # A damaged file may raise anything; `choose_checkpoint` reports it.
             with suppress(Exception):
-                return loggers.well_formed(read(path, mmap=True)[ENTRIES_KEY]["parts"]["loggers"])
+                entries = read(path, mmap=True)[ENTRIES_KEY]
+                return loggers.well_formed(entries["parts"]["loggers"]), step
         start = first_start.read(self.path)
-        return [*start.loggers] if start else []
+        return [*start.loggers] if start else [], 0
 
     def save(
         self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path] = ()

@@ -21,7 +21,7 @@ from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
-from sagemaker_lightning.resume.parts.part import Part, Place, refusing
+from sagemaker_lightning.resume.parts.part import Part, refusing
 from sagemaker_lightning.resume.parts.roots import prefix_of_replaced
 from sagemaker_lightning.resume.parts.trainer_settings import OF_DATA, TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -41,11 +41,11 @@ class DataEpoch(Part):
 
     key = "data_epoch"
     what = "in which epoch the data were made, and from which state of the user's objects"
-    place = Place.RUN
     when = "when Lightning sets up the data"
 
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
+        self.at_start = self.trainer.current_epoch
         self.objects_before: Mapping[str, Any] | None = None
         """The state of the user's objects before the training data was made again."""
         self.validation_settings: Mapping[str, Any] = {}
@@ -55,6 +55,7 @@ class DataEpoch(Part):
         """Return the epochs, the state, and how many batches validation loaders have given."""
         trainer = self.trainer
         return {
+            "first": self.first(),
             "made": lightning_loops.epoch_of_loaders(trainer),
             "objects_before": self.objects_before,
             "validation_made": (
@@ -68,6 +69,10 @@ class DataEpoch(Part):
 
     def present(self) -> None:
         """Return nothing: it is not compared."""
+
+    def first(self) -> int:
+        """Return the epoch with which this training began; a trainer may train several times."""
+        return int(self._epoch("first")) if self.run.resumed else self.at_start
 
     def next_epoch(self) -> float:
         """Return the epoch as of which a resumed run makes its training data.
@@ -123,13 +128,13 @@ class DataEpoch(Part):
             return
         if data_epoch < 0:
             if follows_search:
-                seed_all("data", seed, 0)
+                seed_all("data", seed, self.first())
             yield
             return
         needs_new_data = self.next_epoch() != data_epoch
         if needs_new_data:
             data_epoch = epoch
-        if data_epoch or follows_search:
+        if data_epoch != self.first() or follows_search:
             seed_all("data", seed, data_epoch)
         settings = self._restore_objects_before(needs_new_data)
         self.run.part(UserObjects).graph.mark()

@@ -27,11 +27,10 @@ class LoggerPositions(Part):
         return loggers.save_states(self.trainer.loggers)
 
     def restore(self, saved: Any, moment: Moment) -> None:
-        """Remove from the logs what this run is going to log again."""
+        """Remove from the logs what this run, or a later one of the trainer's, will log again."""
         if self.trainer.local_rank == 0:
-            loggers.continue_files(
-                self.trainer.loggers,
-                loggers.well_formed(saved),
-                self.resumed.step,
-                self.trainer.is_global_zero,
-            )
+            later = self.run.options.later
+            own = loggers.well_formed(saved), self.resumed.step
+            states, step = later.newest_loggers() if later else own
+            first = self.trainer.is_global_zero
+            loggers.continue_files(self.trainer.loggers, states, step, first)

@@ -73,7 +73,11 @@ class Optimizers(Part):
                 ]
                 for state in saved[self.key]
             ]
-            self.saved_states = saved[self.key]
+            # ZeroRedundancyOptimizer removes the states of other ranks' weights as it loads them.
+            self.saved_states = [
+                {**state, "state": dict(state["state"])} if "state" in state else state
+                for state in saved[self.key]
+            ]
         elif moment is Moment.OPTIMIZERS:
             lightning_checkpoints.load_optimizers_within(self.trainer, self._loading)
         elif self.run.same_run.has_same_rates:
@@ -124,6 +128,18 @@ class Optimizers(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each value of the states."""
         return named_values(self.key, saved[self.key])
+
+    def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+        """Return the names of the values that are missing or different now.
+
+        Lightning gives the state of an optimizer that the ranks share to rank 0 alone.
+        """
+        elsewhere = tuple(
+            f"{self.key}.{number}."
+            for number, optimizer in enumerate(self.trainer.optimizers)
+            if self.trainer.global_rank and hasattr(optimizer, "consolidate_state_dict")
+        )
+        return [each for each in super().differing(before, now) if not each.startswith(elsewhere)]
 
 
 class OptimizerClasses(Part):
@@ -298,10 +314,11 @@ def check(optimizer: Optimizer) -> None:
 
 
 def keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Give an optimizer back the tensors that loading has brought to their parameters' dtypes.
+    """Give an optimizer back what loading has made something else of.
 
-    torch does so with all but `step` (torch.optim.Optimizer.load_state_dict): of a
-    float64 sum beside a float32 weight, half is lost.
+    torch brings all tensors but `step` to their parameters' dtypes: of a float64 sum beside a
+    float32 weight, half is lost. And it makes a generator of a str
+    (torch.optim.Optimizer.load_state_dict).
 
     Args:
         optimizer: The optimizer, which has loaded its state.
@@ -311,12 +328,14 @@ def keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     for number, entries in saved.get("state", {}).items():
         if type(number) is not int or number >= len(parameters):  # a sharded state has names
             continue
-        state = optimizer.state.get(parameters[number], {})
+        state: dict[str, Any] = optimizer.state.get(parameters[number]) or {}
         for name, value in entries.items():
             loaded = state.get(name)
-            are_tensors = type(loaded) is type(value) is Tensor
-            if are_tensors and loaded.dtype != value.dtype and loaded.shape == value.shape:
-                state[name] = value.to(loaded.device, copy=True)
+            if type(loaded) is type(value) is Tensor:
+                if loaded.dtype != value.dtype and loaded.shape == value.shape:
+                    state[name] = value.to(loaded.device, copy=True)
+            elif type(value) is str and name in state:
+                state[name] = value
 
 
 def rates_problem(optimizers: Iterable[Optimizer]) -> str:

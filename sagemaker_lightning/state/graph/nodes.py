@@ -21,7 +21,7 @@ import numpy as np
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from sagemaker_lightning.compat.torch_modules import COMPILER_MODULES
+from sagemaker_lightning.compat.torch_modules import MACHINERY_MODULES
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph import atoms, fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
@@ -145,7 +145,7 @@ def kind_of_class(class_: type) -> Kind | None:
     if issubclass(class_, tuple):
         is_made_again = hasattr(class_, "_fields") or not is_library_class(class_)
         return CONTAINERS[tuple] if is_made_again else LIBRARYS
-    if class_.__module__.startswith(COMPILER_MODULES):
+    if class_.__module__.startswith(MACHINERY_MODULES):
         return CODE
     is_librarys = is_library_class(class_)
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes

@@ -246,8 +246,7 @@ def test_a_program_that_trains_on_was_not_interrupted(tmp_path, capfd):
     model.train_dataloader = longer_data
     with pytest.raises(SystemExit):
         used.fit(model)
-    assert "resuming from step 12" in (out := capfd.readouterr().out)
-    assert "resumed at" not in out and "differ" not in out
+    assert "resum" not in capfd.readouterr().out.replace("interrupted, resume from step 25", "")
     used.fit(model)  # this one was interrupted
     assert "resumed at step 25: " in capfd.readouterr().out
     assert [result["step"] for result in resume_of(used).resumes] == [25]

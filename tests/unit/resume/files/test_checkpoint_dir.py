@@ -95,12 +95,12 @@ def test_what_is_written_is_read(folder: CheckpointDir):
     torch.save(
         {checkpoint_file.ENTRIES_KEY: {"parts": {"loggers": []}}}, folder.path_of(50)
     )  # not ours
-    assert CheckpointDir(CheckpointHome(folder.path), 3).logger_states() == [{"version": 3}]
+    assert CheckpointDir(CheckpointHome(folder.path), 3).newest_loggers()[0] == [{"version": 3}]
 
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
     assert chosen(CheckpointDir(CheckpointHome(tmp_path / "none"), 3)) is None
-    assert CheckpointDir(CheckpointHome(tmp_path / "none"), 3).logger_states() == []
+    assert CheckpointDir(CheckpointHome(tmp_path / "none"), 3).newest_loggers()[0] == []
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
     assert chosen(CheckpointDir(CheckpointHome(tmp_path / "none"), 3)) is None
@@ -167,7 +167,7 @@ def test_a_logger_continues_where_the_newest_copy_was(folder: CheckpointDir, tmp
     both = with_copies(folder, tmp_path / "shm", 35)
     for _, path in folder.checkpoints():
         path.unlink()
-    assert both.logger_states() == [{"version": 3}]
+    assert both.newest_loggers()[0] == [{"version": 3}]
 
 
 def test_what_a_killed_writer_left_is_removed(folder: CheckpointDir):

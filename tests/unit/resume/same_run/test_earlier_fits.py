@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningModule, Trainer
 
 from sagemaker_lightning.resume.same_run import earlier_fits
 
@@ -16,10 +16,18 @@ def new_process(monkeypatch) -> None:
     monkeypatch.setattr(earlier_fits, "_finished", {})
 
 
+def noted(folder: Path, fit: int, number: int, model: LightningModule) -> Trainer:
+    """Note that a training of a new trainer has come to its end; return the trainer."""
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    trainer.strategy.connect(model)
+    earlier_fits.note_finished(folder, trainer, fit, number)
+    return trainer
+
+
 def test_another_model_is_known_by_the_folder():
     model, other = LightningModule(), LightningModule()
     assert not earlier_fits.was_of_another_model(FOLDER, other)
-    earlier_fits.note_finished(FOLDER, model, 7)
+    _kept = noted(FOLDER, 1, 7, model)
     assert earlier_fits.was_of_another_model(FOLDER, other)
     assert not earlier_fits.was_of_another_model(FOLDER, model)
     assert not earlier_fits.was_of_another_model(OTHER, other)
@@ -27,9 +35,29 @@ def test_another_model_is_known_by_the_folder():
 
 def test_a_training_that_saves_nothing_leaves_the_checkpoint_of_the_one_before():
     """It had nothing left to train."""
-    assert not earlier_fits.has_saved(FOLDER, 7)
-    for number, newest in ((7, 7), (0, 7), (9, 9)):
-        earlier_fits.note_finished(FOLDER, LightningModule(), number)
-        assert earlier_fits.has_saved(FOLDER, newest)
-        assert not earlier_fits.has_saved(FOLDER, newest + 1)
-        assert not earlier_fits.has_saved(OTHER, newest)
+    assert not earlier_fits.has_saved(FOLDER, 1, 7)
+    for fit, number, newest in ((1, 7, 7), (1, 0, 7), (1, 9, 9), (2, 0, 0)):
+        noted(FOLDER, fit, number, LightningModule())
+        assert earlier_fits.has_saved(FOLDER, fit, newest)
+        assert not earlier_fits.has_saved(FOLDER, fit, newest + 1)
+        assert not earlier_fits.has_saved(FOLDER, fit + 1, newest)
+        assert not earlier_fits.has_saved(OTHER, fit, newest)
+
+
+def test_the_next_training_of_a_trainer_is_another_one():
+    model = LightningModule()
+    trainer = noted(FOLDER, 2, 7, model)
+    another = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    assert earlier_fits.next_fit(FOLDER, trainer) == 3
+    assert earlier_fits.next_fit(FOLDER, another) == 2
+    assert earlier_fits.next_fit(OTHER, trainer) == 1
+
+
+def test_later_trainings_are_found_by_their_folders(tmp_path: Path):
+    assert earlier_fits.folder_of(tmp_path, 1) == tmp_path
+    for name in ("fit-2", "fit-10", "fit-3", "fit-x", "fit-", "fits", "fit-03"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fit-4").touch()
+    found = earlier_fits.folders_after(tmp_path, 2)
+    assert found == [earlier_fits.folder_of(tmp_path, fit) for fit in (10, 3)]
+    assert earlier_fits.folders_after(tmp_path / "none", 1) == []
