@@ -58,7 +58,7 @@ WRAPPERS = (
 WRAPPED = "__func__", "__wrapped__", "func", "fget", "fset"
 """Attributes by which such refer to functions."""
 DEFAULTS = "defaults", "kwdefaults"
-REGISTRIES = "weakref", "_weakrefset", "_abc"
+REGISTRIES = ("_abc",)
 """Modules whose containers are, in variables, of all instances that are there at the moment.
 
 That of `_abc` is of the classes of which an abstract class was asked.

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import ranks
 import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning.resume.callback import ExactResume
 
@@ -81,3 +85,86 @@ def test_each_rank_has_its_own(tmp_path: Path):
         (True, True, {"rank": 0, "count": 8}),
         (True, True, {"rank": 1, "count": 16}),
     ], [ended_rank.error for ended_rank in ended]
+
+
+class Centred(nn.Module):
+    """Takes the mean of what its own rank has seen away; its state dict has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(2)
+
+    def get_extra_state(self):
+        return {"mean": self.mean}
+
+    def set_extra_state(self, state):
+        self.mean = state["mean"]
+
+    def forward(self, inputs):
+        self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return inputs - self.mean
+
+
+class Apart(pl.LightningModule):
+    """Reads what its own rank has logged, seen and noted; the ranks share the optimizer's state."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(Centred(), nn.Linear(2, 1))
+        self.fails = fails
+        self.noted = []
+        self.read = []
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.fails:
+            raise RuntimeError("as a job that is lost")
+        own = float(self.trainer.callback_metrics.get("loss_epoch", 1))
+        self.read.append(own)
+        loss = (self.net(batch[0]) * own - 1 - len(self.noted)).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        if self.trainer.is_global_zero:
+            self.noted.append(self.current_epoch)
+
+    def configure_optimizers(self):
+        return ZeroRedundancyOptimizer(self.parameters(), torch.optim.Adam, lr=0.01)
+
+
+def train_apart(folder: str, fails: int = -1) -> Apart:
+    """Train or resume, with other data loaders in each epoch."""
+    resume = ExactResume(folder, seed=3, every_n_steps=2)
+    trainer = ranks.trainer([resume], max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    samples = TensorDataset(torch.arange(48.0).view(24, 2) / 48)
+    trainer.fit(model := Apart(fails), DataLoader(samples, 3, shuffle=True))
+    return model
+
+
+def interrupted_apart() -> tuple:
+    """Return how the state of a run that was interrupted three times differs from one left alone.
+
+    That is on this rank. It was interrupted within an epoch, at its edge and in the next one.
+    """
+    alone = train_apart("alone")
+    for fails in (5, 8, 11):
+        with suppress(RuntimeError):
+            train_apart("run", fails)
+    run = train_apart("run")
+    ends = [
+        [*map(torch.Tensor.tolist, each.net.parameters()), each.net[0].mean.tolist(), each.noted]
+        + each.read
+        for each in (alone, run)
+    ]
+    return ends[0] == ends[1], run.noted
+
+
+@pytest.mark.slow
+def test_what_the_ranks_log_note_and_share_comes_back(tmp_path: Path):
+    ended = ranks.run(interrupted_apart, folder=tmp_path)
+    noted = [0, 1, 2], []
+    assert [ended_rank.value for ended_rank in ended] == [(True, each) for each in noted], [
+        ended_rank.error for ended_rank in ended
+    ]
+    lines = [line for each in ended for line in each.output.splitlines() if "warning:" in line]
+    assert [line for line in lines if "warning: fails of model was " not in line] == []

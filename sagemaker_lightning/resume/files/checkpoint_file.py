@@ -7,6 +7,7 @@ one bit changed it loaded every one (a trial with 200). A checksum is no signatu
 weights_only=True is what keeps a file from running code.
 """
 
+import glob
 import hashlib
 import io
 import os
@@ -27,7 +28,7 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from sagemaker_lightning.compat import torch_unpickler
 from sagemaker_lightning.compat.torch_modules import stored_parts
-from sagemaker_lightning.contract.atomic_files import atomic_write
+from sagemaker_lightning.contract.atomic_files import atomic_write, remove_leftovers
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.state.readable import readable
@@ -349,6 +350,8 @@ class CheckedIO(TorchCheckpointIO):
         """Write a checkpoint; if that fails, `problem` says why."""
         if "://" in str(path):
             return super().save_checkpoint(checkpoint, path, storage_options)
+        # A run that was killed while it wrote this file writes it again once it has resumed.
+        remove_leftovers(Path(path).parent, glob.escape(Path(path).name))
         try:
             self.problem = ""
             checkpoint = {

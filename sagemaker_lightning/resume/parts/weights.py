@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 KEYS = "state_dict", "current_model_state", "averaging_state"
 """Entries of a checkpoint; the model may rightly have more or less of them than was saved."""
 
+EXTRA_STATE = "_extra_state"
+"""How the name ends by which a state dict has what `get_extra_state` returns
+(torch/nn/modules/module.py)."""
+
 
 class Weights(Part):
     """The model's state dict, pruned weights and those that hooks before training make."""
@@ -160,13 +164,17 @@ class Weights(Part):
         return state
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return each weight and buffer, but for buffers of which this rank has its own."""
+        """Return each weight and buffer, but for those of which this rank has its own.
+
+        What a module's `get_extra_state` returns is rank 0's: the others have its attributes.
+        """
         own = {name.removeprefix("model.") for name in others[RankBuffers.key]}
+        is_first = self.trainer.is_global_zero
         return {
             f"{key}.{plain_name(name)}": value
             for key in KEYS
             for name, value in saved.get(key, {}).items()
-            if plain_name(name) not in own
+            if plain_name(name) not in own and (is_first or not name.endswith(EXTRA_STATE))
         }
 
     def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:

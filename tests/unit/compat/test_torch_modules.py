@@ -1,9 +1,12 @@
 """What modules have is read of scripted and traced ones, too."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
 
 from sagemaker_lightning.compat import torch_modules
 
@@ -76,3 +79,36 @@ def test_the_members_of_a_module_in_torchscript(compiled):
     assert list(torch_modules.buffers(module)) == ["shift"]
     assert list(torch_modules.children(module)) == ["layer"]
     assert torch_modules.members(module) == {"scale", "shift", "layer"}
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Be the only rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("looks_for_unused", [False, True])
+def test_hooks_get_other_buckets_in_the_first_step_unless_ddp_looks_for_unused(looks_for_unused):
+    """What is measured here is torch's, and the reason for a line."""
+
+    def hook(state, bucket):
+        shapes.append([tuple(each.shape) for each in bucket.parameters()])
+        return distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(values)
+
+    def values(future):
+        return future.value()[0]
+
+    shapes: list[list[tuple[int, ...]]] = []
+    layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model = DistributedDataParallel(layers, find_unused_parameters=looks_for_unused)
+    assert torch_modules.hooks_of_buckets(model) == torch_modules.hooks_of_buckets(layers) == []
+    model.register_comm_hook(shapes, hook)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    steps = [shapes[at : at + len(shapes) // 3] for at in range(0, len(shapes), len(shapes) // 3)]
+    assert steps[1] == steps[2] and (steps[0] == steps[1]) is looks_for_unused
+    expected = [] if looks_for_unused else [(hook, shapes)]
+    assert torch_modules.hooks_of_buckets(model) == expected

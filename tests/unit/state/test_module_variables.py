@@ -7,6 +7,7 @@ import functools
 import itertools
 import threading
 import types
+import weakref
 from collections import deque
 from typing import ClassVar
 
@@ -248,6 +249,7 @@ history: list[float] = []
 count = 0
 local = threading.local()
 temperature = contextvars.ContextVar("temperature")
+living: weakref.WeakSet = weakref.WeakSet()
 
 
 class Model:
@@ -259,7 +261,7 @@ class Model:
 
     def step(self) -> None:
         self.history.append(0.5)
-        return count, local, temperature
+        return count, local, temperature, living
 
 
 def test_a_variable_that_is_an_attribute_too_is_not_a_change():
@@ -276,6 +278,7 @@ def test_a_variable_that_is_an_attribute_too_is_not_a_change():
         (lambda: setattr(local, "steps", 3), "local"),
         (lambda: temperature.set(0.5), "temperature"),
         (lambda: globals().update(count=1), "count"),
+        (lambda: living.add(noted), "living"),
     ],
 )
 def test_what_a_list_a_thread_or_a_context_has_is_named(change, name):

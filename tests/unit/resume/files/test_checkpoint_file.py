@@ -113,6 +113,16 @@ def test_a_model_that_lightning_saves_has_a_checksum_and_is_not_resumed_from(tmp
     assert checkpoint_file.read_footer(tmp_path / "own.ckpt")[:2] == (0, 0)
 
 
+def test_what_a_killed_run_has_left_of_a_model_is_removed_once_it_is_written_again(tmp_path: Path):
+    """Files of another name may be another run's, which is still writing them."""
+    left = tmp_path / "a[1].ckpt.x1.sagemaker-ignore"
+    others = {tmp_path / "a1.ckpt.x2.sagemaker-ignore", tmp_path / "b.ckpt.x3.sagemaker-ignore"}
+    for path in (left, *others):
+        path.touch()
+    CheckedIO(plain_values=False).save_checkpoint({}, tmp_path / "a[1].ckpt")
+    assert {*tmp_path.iterdir()} == others | {tmp_path / "a[1].ckpt"}
+
+
 def test_weights_that_two_layers_share_are_written_once(tmp_path: Path):
     weights = torch.ones(3)
     path = tmp_path / "best.ckpt"

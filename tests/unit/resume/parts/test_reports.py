@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from short_fits import Noted, alone_and_resumed, trainer, training, weights
 from torch import nn
 
@@ -47,3 +48,17 @@ def test_a_copy_in_memory_leaves_variables_to_the_next_checkpoint(monkeypatch, c
     assert capsys.readouterr().out == ""
     reports.report_variables()
     assert capsys.readouterr().out.startswith("warning: mine.count changes while training, ")
+
+
+@pytest.mark.parametrize(("state", "lines"), [(None, 0), ({}, 1)])
+def test_a_hook_that_keeps_something_of_each_bucket_is_named(monkeypatch, capsys, state, lines):
+    hooks = [(Growing.configure_optimizers, state)]
+    monkeypatch.setattr(module_of_reports, "hooks_of_buckets", lambda model: hooks)
+    strategy = SimpleNamespace(model=None)
+    Reports(
+        SimpleNamespace(is_global_zero=True, strategy=strategy), None
+    )._report_hooks_of_buckets()
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == lines
+    says = "warning: Noted.configure_optimizers gets the gradients of DDP in other buckets in the "
+    assert all(line.startswith(says) and " in a dict, " in line for line in found)
