@@ -6,6 +6,7 @@ the second name of those that have two; and a user's module may override them. O
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -200,6 +201,29 @@ def hooks_by_module(model: nn.Module) -> dict[str, list[Callable[..., Any]]]:
     for name, module in model.named_modules():
         found.setdefault(plain_name(name), []).extend(hooks(module))
     return found
+
+
+@contextmanager
+def without_save_hooks(model: nn.Module, are_kept: Callable[[Any], bool]) -> Iterator[None]:
+    """Let no hook change what a model's `state_dict()` returns while the block lasts.
+
+    On an upgrade: see `_register_state_dict_hook` in torch/nn/modules/module.py.
+
+    Args:
+        model: The model.
+        are_kept: Returns whether a hook runs even so.
+    """
+    removed = []
+    for module in model.modules():
+        hooks = module._state_dict_hooks
+        removed.append((hooks, dict(hooks)))
+        for number in [number for number, hook in hooks.items() if not are_kept(hook)]:
+            del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, before in removed:
+            hooks.update(before)
 
 
 def load_hooks(module: nn.Module) -> list[Callable[..., Any]]:

@@ -342,17 +342,21 @@ def test_buffers_that_have_grown_are_restored(tmp_path, model_class):
     assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
 
 
-def test_a_pruned_model_is_pruned_again(tmp_path):
-    """Also if a hook at the start of training uses the pruned layer."""
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_pruned_model_is_pruned_again(tmp_path, every):
+    """Also if a hook at the start of training uses the pruned layer, and if data are made anew."""
 
-    def pruning() -> ModelPruning:
-        return ModelPruning("l1_unstructured", amount=0.5)
+    def pruned(folder: Path, stop: str = "") -> tuple:
+        pruning = ModelPruning("l1_unstructured", amount=0.5, make_pruning_permanent=False)
+        fits = trainer(folder, pruning, reload_dataloaders_every_n_epochs=every)
+        fits.fit(model := Noted(stop))
+        as_in_a_new_process()
+        return weights(model), model.events
 
-    trainer(tmp_path / "alone", pruning()).fit(alone := Noted())
+    alone = pruned(tmp_path / "alone")
     with interrupted():
-        trainer(tmp_path, pruning()).fit(Noted("batch 1:1"))
-    trainer(tmp_path, pruning()).fit(model := Noted())
-    assert weights(model) == weights(alone) and model.events == alone.events
+        pruned(tmp_path, "batch 1:1")
+    assert pruned(tmp_path) == alone
 
 
 class Remembering(torch.optim.SGD):

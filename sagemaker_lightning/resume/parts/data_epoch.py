@@ -24,7 +24,7 @@ from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Part, refusing
 from sagemaker_lightning.resume.parts.roots import prefix_of_replaced
 from sagemaker_lightning.resume.parts.trainer_settings import OF_DATA, TrainerSettings
-from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.parts.user_objects import UserObjects, before_hooks
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.state import names_in
@@ -223,7 +223,7 @@ class DataEpoch(Part):
 
     def restore_objects(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_of_objects` returned."""
-        self.run.part(UserObjects).graph.restore(saved["graph"])
+        self.run.part(UserObjects).graph.restore(saved["graph"], before_hooks)
         self.run.part(Generators).restore_all(saved["generators"])
 
     def data_made_anew(self, objects: Mapping[str, Any] | None) -> None:

@@ -23,6 +23,7 @@ from sagemaker_lightning.compat.torch_modules import (
     parameters,
     plain_name,
     rename_as_in,
+    without_save_hooks,
 )
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts import start_hooks
@@ -111,7 +112,12 @@ class Weights(Part):
         self.later = take_later_weights(weights, model, to_come)
         resize_buffers(model, weights, self._keeps_forms)
         keep_removed(model, weights, self.run.part(UserObjects).removed_members())
-        if other := other_weights(self.trainer, weights):
+        if loads_itself(self.trainer):
+            return
+        undo_save_hooks(model, weights)
+        with without_save_hooks(model, start_hooks.is_of_library):
+            other = other_weights(model, weights)
+        if other:
             raise UserError(
                 f"{self.run.folder.label}: {self.resumed.file_name}: found {first_of(other)}; "
                 "make what the model gets while it is trained in __init__() or configure_model(), "
@@ -264,18 +270,13 @@ def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> 
             state.setdefault(name, value)
 
 
-def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
-    """Return what a saved state dict has that the model has not got, and the other way round.
+def loads_itself(trainer: Trainer) -> bool:
+    """Return whether the user's code loads states itself: it may do so with others.
 
-    If the user's code loads states itself, it may do so with others: then nothing is returned. A
-    library's does so with those of its older versions.
-
-    Args:
-        trainer: Lightning's trainer.
-        state: The saved state dict of the model.
+    A library's does so with those of its older versions.
     """
     model = trainer.lightning_module
-    loads_itself = not model.strict_loading or not all(
+    has_methods = not model.strict_loading or not all(
         start_hooks.is_of_library(function)
         for function in (
             *(
@@ -288,8 +289,34 @@ def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
         )
     )
     hooks = (hook for module in model.modules() for hook in load_hooks(module))
-    if loads_itself or not all(map(start_hooks.is_of_library, hooks)):
-        return []
+    return has_methods or not all(map(start_hooks.is_of_library, hooks))
+
+
+def undo_save_hooks(model: nn.Module, state: dict[str, Any]) -> None:
+    """Give a saved state dict the names that the modules load, whatever hooks of the user's save.
+
+    What hooks add, no module would load. What they leave out has its own part (rank_buffers.py).
+
+    Args:
+        model: The model.
+        state: The saved state dict; it is changed in place.
+    """
+    hooked = model.state_dict().keys()
+    with without_save_hooks(model, start_hooks.is_of_library):
+        loadable = model.state_dict()
+    for name in (hooked - loadable.keys()) & state.keys():
+        del state[name]
+    left_out = loadable.keys() - hooked - state.keys()
+    state |= {name: loadable[name] for name in left_out}
+
+
+def other_weights(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Return what a saved state dict has that the model has not got, and the other way round.
+
+    Args:
+        model: The model.
+        state: The saved state dict of the model.
+    """
     present = model.state_dict().keys()
     return [
         f"weights {name}, which the model has not got" for name in state if name not in present

@@ -27,7 +27,7 @@ from untrained import resumed as resuming
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts import weights as weights_part
 from sagemaker_lightning.resume.parts.part import Moment
-from sagemaker_lightning.resume.parts.weights import other_weights
+from sagemaker_lightning.resume.parts.weights import loads_itself, other_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
@@ -258,15 +258,36 @@ class Renaming(Noted):
 
 def test_other_names_are_left_to_code_that_loads_states_itself():
     state = {"other.weight": torch.ones(1)}
-    assert other_weights(trainer_of(Noted()), state) == [
+    assert other_weights(Noted(), state) == [
         "weights other.weight, which the model has not got",
         "no weights line.weight, which the model has",
         "no weights line.bias, which the model has",
     ]
     lenient = Noted()
     lenient.strict_loading = False
-    for model in (Renaming(), lenient):
-        assert other_weights(trainer_of(model), state) == []
+    assert not loads_itself(trainer_of(Noted()))
+    assert all(loads_itself(trainer_of(model)) for model in (Renaming(), lenient))
+
+
+class Annotated(Noted):
+    """Has hooks that add a number to its state dict, and leave the bias out."""
+
+    def __init__(self, **moments) -> None:
+        super().__init__(**moments)
+        self.register_state_dict_post_hook(self.annotate)
+
+    @staticmethod
+    def annotate(module, state, prefix, metadata):
+        state["validated"] = torch.tensor(module.validated)
+        del state["line.bias"]
+
+
+def test_what_hooks_add_to_a_state_dict_and_leave_out_is_as_it_was(tmp_path):
+    """Lightning alone could load neither."""
+    train = training(Annotated)
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 0:2", "batch 1:1")
+    assert weights(resumed) == weights(alone) and torch.equal(resumed.line.bias, alone.line.bias)
+    assert resumed.validated == alone.validated
 
 
 def test_buffers_get_the_shapes_that_were_saved():
