@@ -196,6 +196,30 @@ def is_search_only(trainer: Trainer) -> bool:
     return any(is_search(callback) and callback._early_exit for callback in callbacks_of(trainer))
 
 
+def without_lightnings(states: Mapping[str, Any], model: LightningModule) -> dict[str, Any]:
+    """Return the states of callbacks without what Lightning has put into their attributes.
+
+    A callback whose state is all of its attributes has methods of the module's there. On an
+    upgrade: see `_attach_model_logging_functions` in
+    trainer/connectors/callback_connector.py.
+
+    Args:
+        states: The states by the callbacks' state keys.
+        model: The model.
+    """
+    put = [model.log, model.log_dict]
+    return {
+        key: {
+            name: value
+            for name, value in state.items()
+            if type(value) is not types.MethodType or value not in put
+        }
+        if type(state) is dict
+        else state
+        for key, state in states.items()
+    }
+
+
 def is_search(callback: Callback) -> TypeGuard[LearningRateFinder | BatchSizeFinder]:
     """Return whether a callback searches for a setting of the model before training."""
     return isinstance(callback, (LearningRateFinder, BatchSizeFinder))

@@ -186,6 +186,9 @@ class Snapshot:
         with lightning_callbacks.saving_pruning_masks(self.trainer):
             file = self.lightnings_file.take()
             state, before_hooks = lightning_checkpoints.state_of(self.trainer, file)
+        state["callbacks"] = lightning_callbacks.without_lightnings(
+            state["callbacks"], self.trainer.lightning_module
+        )
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
         state = shared.take(state)
         others: dict[tuple[Any, ...], Any] = {}

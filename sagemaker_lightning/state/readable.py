@@ -34,9 +34,10 @@ MAX_DEPTH = 100
 MAX_TWICE = 1 << 10
 """Elements, at most, of what a checkpoint has in both forms."""
 
-
 Place = tuple[Any, ...]
 """The keys and numbers by which containers lead to a value."""
+Copies = dict[int, tuple[Tensor, Tensor]] | None
+"""Tensors with their copies so far, by the tensors' ids; None if tensors are not copied."""
 
 
 class _HoldsItself(Exception):
@@ -55,12 +56,13 @@ def readable(value: Any, others: dict[Place, Any] | None = None, copies: bool = 
         others: Gets what is not plain, by its path, to be saved, too. The copy has
             no more of a large one than the name of its class.
         copies: Whether tensors are copied to the CPU. If not, they are left as they are.
+            A tensor of several places has one copy.
     """
-    return _readable(value, (), others, copies, frozenset())
+    return _readable(value, (), others, {} if copies else None, frozenset())
 
 
 def _readable(
-    value: Any, path: Place, others: dict[Place, Any] | None, copies: bool, within: frozenset[int]
+    value: Any, path: Place, others: dict[Place, Any] | None, copied: Copies, within: frozenset[int]
 ) -> Any:
     if type(value) in PLAIN:
         return value
@@ -68,7 +70,7 @@ def _readable(
         raise _HoldsItself(id(value))
     found: dict[Place, Any] | None = None if others is None else {}
     try:
-        plain = _plain(value, path, found, copies, within | {id(value)})
+        plain = _plain(value, path, found, copied, within | {id(value)})
         if others is not None and found:
             others |= found
         return plain
@@ -82,33 +84,37 @@ def _readable(
     try:
         if others is not None and _is_large(value):
             raise _Other
-        return _readable(_content(value), path, None, copies, within | {id(value)})
+        return _readable(_content(value), path, None, copied, within | {id(value)})
     except Exception:  # an object of any class may raise anything when it is looked at
         return f"({class_name(type(value))})"
 
 
 def _plain(
-    value: Any, path: Place, others: dict[Place, Any] | None, copies: bool, within: frozenset[int]
+    value: Any, path: Place, others: dict[Place, Any] | None, copied: Copies, within: frozenset[int]
 ) -> Any:
     """Return a copy of a value that is plain itself; _Other for another one."""
     class_ = type(value)
     if class_ is bytearray:
         return bytearray(value)
     if isinstance(value, Tensor) and not is_own_tensor(class_):
-        return _on_cpu(value) if copies else value
+        if copied is None:
+            return value
+        if id(value) not in copied:
+            copied[id(value)] = value, _on_cpu(value)
+        return copied[id(value)][1]
     if class_ is list and SCALARS.issuperset(map(type, value)):  # fast for long lists
         return value.copy()
     if len(path) > MAX_DEPTH:
         raise _Other
     if class_ in (list, tuple):
         return class_(
-            _readable(element, (*path, index), others, copies, within)
+            _readable(element, (*path, index), others, copied, within)
             for index, element in enumerate(value)
         )
     if isinstance(value, Mapping) and class_ not in (defaultdict, Counter):
         copy: dict[Any, Any] = OrderedDict() if class_ is OrderedDict else {}
         for key, element in value.items():
-            copy[_plain_key(key)] = _readable(element, (*path, key), others, copies, within)
+            copy[_plain_key(key)] = _readable(element, (*path, key), others, copied, within)
         keep_metadata(copy, value)
         return copy
     raise _Other

@@ -216,3 +216,13 @@ def test_a_function_in_the_place_of_lightnings_is_called(name, hook, tmp_path, m
     with calling_hooks_directly():
         fit(tmp_path)
     assert hook in called
+
+
+def test_what_lightning_puts_into_a_callback_is_no_state_of_it():
+    """A state may be all of the attributes, as `vars(self).copy()`."""
+    model = pl.LightningModule()
+    own = {"n": 1, "log": torch.ones(2), "call": [].append}
+    states = {"a": {"log": model.log, "log_dict": model.log_dict, "n": 2}, "b": own, "c": [3]}
+    found = lightning_callbacks.without_lightnings(states, model)
+    assert found == {"a": {"n": 2}, "b": found["b"], "c": [3]}
+    assert found["b"].keys() == own.keys() and found["b"]["log"] is own["log"]

@@ -112,6 +112,14 @@ def test_what_is_large_is_there_once(make):
         assert len(readable([value])[0]) == size
 
 
+def test_a_tensor_of_several_places_has_one_copy():
+    """As of the state that one optimizer has loaded of another one."""
+    shared = torch.ones(2)
+    plain = readable({"a": [shared], "b": {"c": shared, "d": torch.ones(2)}})
+    assert plain["a"][0] is plain["b"]["c"] is not shared
+    assert torch.equal(plain["b"]["d"], shared) and plain["b"]["d"] is not plain["b"]["c"]
+
+
 def test_what_holds_itself_is_named():
     itself: dict = {"a": [1]}
     itself["a"].append(itself)

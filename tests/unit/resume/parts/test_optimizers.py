@@ -273,3 +273,65 @@ def test_what_a_users_schedule_keeps_beside_its_state_dict_comes_back(tmp_path):
     models = alone_and_resumed(training(Scheduled, logger=False), tmp_path, "batch 1:1")
     alone, resumed = (each.lr_schedulers().window for each in models)
     assert resumed == alone
+
+
+class Inheriting(Noted):
+    """Its second optimizer continues the first one's state, which torch does not copy then."""
+
+    def __init__(self, **moments: str) -> None:
+        super().__init__(**moments)
+        self.automatic_optimization = False
+        self.other = nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.note(f"batch {self.current_epoch}:{batch_idx}")
+        for layer, optimizer in zip((self.line, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward((layer(batch[0]) - 1).square().mean())
+            optimizer.step()
+            self.note(f"{layer.weight.sum().item()}")
+        first, second = (each.optimizer for each in self.optimizers())
+        if self.global_step == 4:
+            second.load_state_dict(first.state_dict())
+
+    def on_train_epoch_end(self):
+        pass
+
+    def configure_optimizers(self):
+        layers = self.line, self.other
+        return [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in layers]
+
+
+def test_a_state_that_two_optimizers_share_is_one_again(tmp_path):
+    alone, resumed = alone_and_resumed(training(Inheriting), tmp_path, "batch 1:0", "batch 1:2")
+    assert resumed.events == alone.events
+    buffers = [
+        optimizer.state[weight]["momentum_buffer"].data_ptr()
+        for optimizer in resumed.trainer.optimizers
+        for weight in optimizer.param_groups[0]["params"]
+    ]
+    assert len(set(buffers)) == 2
+
+
+class Named(torch.optim.SGD):
+    """Keeps the name of what it does with a weight in the weight's state."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for weight in self.param_groups[0]["params"]:
+            kind = self.state[weight].setdefault("kind", "first")
+            weight.data *= 0.9 if kind == "first" else 0.8
+            self.state[weight]["kind"] = "later"
+        return loss
+
+
+class WithNamed(Noted):
+    def configure_optimizers(self):
+        return Named(self.parameters(), 0.1)
+
+
+def test_text_in_a_state_comes_back(tmp_path, capfd):
+    """torch makes something else of it as it loads a state."""
+    alone, resumed = alone_and_resumed(training(WithNamed), tmp_path, "batch 0:2", "batch 1:1")
+    assert resumed.events == alone.events and weights(resumed) == weights(alone)
+    assert "warning" not in capfd.readouterr().out
