@@ -257,6 +257,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         "pytorch_lightning.loggers": {
             "CSVLogger._version": "attribute",
             "TensorBoardLogger._version": "attribute",
+            "CSVLogger._get_next_version": "(self)",
+            "TensorBoardLogger._get_next_version": "(self)",
         }
     },
     "csv_logger": {

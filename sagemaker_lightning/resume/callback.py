@@ -33,7 +33,7 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
-from sagemaker_lightning.compat import model_parallel, torch_compile
+from sagemaker_lightning.compat import lightning_loggers, model_parallel, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import (
     EarlyCallback,
     calling_hooks_directly,
@@ -367,6 +367,7 @@ class ExactResume(EarlyCallback):
     def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
         if self.saves:
             states, _ = self.folder.newest_loggers()
+            lightning_loggers.forget_unused_versions(trainer)
             loggers.prepare_files(trainer.loggers, states, self.folder.path, trains)
             if self.folder.with_copies():
                 loggers.write_config_again(trainer)

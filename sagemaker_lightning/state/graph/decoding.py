@@ -124,7 +124,7 @@ class _Decoder:
             accepted[3]
             for entry in self.entries
             if entry[1] is not None
-            and entry[1] in self.start.by_path
+            and self.start.node_at(entry[1]) is not None
             and (accepted := self.accept(entry)) is not None
         ]
         while waiting:
@@ -151,7 +151,7 @@ class _Decoder:
         self.kinds.append(kind)
         entry[4] = content = self._unpacked(content)
         if path is not None:
-            node = self.start.by_path.get(path)
+            node = self.start.node_at(path)
             if node is None or node.kind is not kind:
                 self.missing.add(str(path))
             self.made.append(None if node is None else node.value)
@@ -304,7 +304,7 @@ class _Decoder:
                 raise _Missing
             return self.made[first]
         if first == "at":
-            node = self.start.by_path.get(reference[1])
+            node = self.start.node_at(reference[1])
             if node is None:
                 self.missing.add(str(reference[1]))
                 raise _Missing

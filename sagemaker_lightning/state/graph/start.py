@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -23,6 +24,7 @@ from sagemaker_lightning.state.graph.nodes import (
     LIBRARYS,
     Node,
     key_of,
+    kind_of,
     scan,
 )
 from sagemaker_lightning.state.object_graph import (
@@ -33,6 +35,12 @@ from sagemaker_lightning.state.object_graph import (
 
 MAX_KEPT = 1 << 20
 """Elements, at most, of an array or a tensor whose content a start keeps."""
+STEP = re.compile(r"[.(\[{]")
+"""How a step of a path begins."""
+MAX_STEPS = 1 << 5
+"""Steps, at most, that are looked for from the end of a path, which is input."""
+MAX_PARTS = 1 << 10
+"""Parts of an object, at most, among which a step is looked for."""
 MAX_KEPT_BYTES = 1 << 26
 """Bytes, at most, of all contents that a start keeps: a dataset is not held in memory twice."""
 
@@ -277,12 +285,47 @@ class Start:
             found[self.paths[key]] = node
         return found
 
+    def node_at(self, path: str) -> Node | None:
+        """Return the node of a path; None if there is none.
+
+        An object of several names is known by the one by which it was reached first. That may be
+        another one in the run that saved the path, such as one that has checked the validation
+        before it made the training data: then it is known by that one from now on.
+        """
+        if (node := self.by_path.get(path)) is not None:
+            return node
+        ends = [match.start() for match in STEP.finditer(path)]
+        for end in ends[: -MAX_STEPS - 1 : -1]:
+            if (holder := self.by_path.get(path[:end])) is not None:
+                key = _at(holder.value, path[end:])
+                node = self.nodes.get(key) if key is not None else None
+                if node is not None:
+                    self.paths[key_of(node.value)] = path
+                    self.by_path[path] = node
+                return node
+        return None
+
     @cached_property
     def classes(self) -> Mapping[str, type]:
         """The classes of which a record may have new objects, by name."""
         nodes = self.nodes.values()
         of_objects = {node.class_ for node in nodes if not has_variables(owner_of(node.value))}
         return Classes(of_objects, self.modules)
+
+
+def _at(value: Any, steps: str) -> int | None:
+    """Return by what the object is known to which steps lead from another one; None for nothing."""
+    kind = kind_of(value)
+    if kind is None:
+        return None
+    note, parts = kind.take(value)
+    for index, part in enumerate(parts[:MAX_PARTS]):
+        step = kind.step(note, parts, index)
+        if steps == step:
+            return key_of(part)
+        if steps.startswith(step) and (key := _at(part, steps[len(step) :])) is not None:
+            return key
+    return None
 
 
 def size_of(node: Node) -> int:
