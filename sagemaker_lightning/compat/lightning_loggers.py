@@ -26,8 +26,9 @@ def forget_unused_versions(trainer: Trainer) -> None:
     """
     if not any(isinstance(each, OnExceptionCheckpoint) for each in callbacks_of(trainer)):
         return
-    for logger in trainer.loggers:
-        next_free = getattr(logger, "_get_next_version", None)
-        is_unused = next_free is not None and getattr(logger, "_experiment", logger) is None
-        if is_unused and getattr(logger, "_version", None) == next_free():
+    loggers: list[Any] = trainer.loggers
+    for logger in loggers:
+        chooses = hasattr(logger, "_get_next_version") and hasattr(logger, "_version")
+        is_unused = chooses and getattr(logger, "_experiment", logger) is None
+        if is_unused and logger._version == logger._get_next_version():
             logger._version = None

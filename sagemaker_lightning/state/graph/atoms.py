@@ -112,6 +112,15 @@ def is_atom(class_: type) -> bool:
     )
 
 
+TUPLE_OF_SCALARS = "()"
+"""The kind of a tuple of scalars."""
+
+
+def is_id(reference: Any) -> bool:
+    """Return whether a reference is a number that is the `id` of an object."""
+    return type(reference) is list and reference[:1] == ["id"]
+
+
 def encode(value: Any) -> list[Any]:
     """Return an atom that is not a scalar as a list of its kind and plain values.
 
@@ -120,7 +129,7 @@ def encode(value: Any) -> list[Any]:
     """
     class_ = type(value)
     if class_ is tuple:
-        return ["()", *value]
+        return [TUPLE_OF_SCALARS, *value]
     if class_ in ATOMS:
         return [class_name(class_), ATOMS[class_][0](value)]
     if isinstance(value, enum.Flag):
@@ -157,7 +166,7 @@ def decode(note: list[Any], classes: Mapping[str, type]) -> Any:
     if kind in scalars.OF_SCALARS:
         return scalars.scalar(note)
     details = [scalars.scalar(detail) for detail in details]
-    if kind == "()":
+    if kind == TUPLE_OF_SCALARS:
         if not SCALARS.issuperset(map(type, details)):
             raise refusal(kind)
         return tuple(details)

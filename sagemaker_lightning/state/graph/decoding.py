@@ -11,7 +11,7 @@ from torch import Tensor
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.state.graph import atoms, scalars, text
-from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.atoms import SCALARS, TUPLE_OF_SCALARS, is_id
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
 from sagemaker_lightning.state.graph.kinds.code import FACTORIES
@@ -137,7 +137,10 @@ class _Decoder:
     def _referred_to(self, references: list[Any]) -> Iterator[int]:
         """Yield the numbers of the nodes that references refer to."""
         for reference in references:
-            while type(reference) is list and reference[0] == "id":
+            if type(reference) is list and reference[0] == TUPLE_OF_SCALARS:
+                yield from self._referred_to([each for each in reference if is_id(each)])
+                continue
+            while is_id(reference):
                 reference = reference[1]
             if type(reference) is list and type(reference[0]) is int and reference[0] >= 0:
                 yield reference[0]
@@ -318,6 +321,8 @@ class _Decoder:
             return id(self.value(reference[1]))
         if first == "factory":
             return FACTORIES[reference[1]]
+        if first == TUPLE_OF_SCALARS:
+            reference = [self.value(each) if is_id(each) else each for each in reference]
         return atoms.decode(reference, self.start.classes)
 
 

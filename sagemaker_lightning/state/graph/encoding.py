@@ -25,7 +25,7 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import atoms, fingerprints, text
-from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.atoms import SCALARS, TUPLE_OF_SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
 from sagemaker_lightning.state.graph.kinds.code import NAMES_OF_FACTORIES
 from sagemaker_lightning.state.graph.kinds.containers import (
@@ -370,7 +370,7 @@ class Encoder:
         """Return the parts that are no values of their own, and references to all parts.
 
         A number that is the `id` of an object, as of a layer whose values are kept in a dict by it,
-        refers to the object.
+        refers to the object; so does one in a tuple.
         """
         if SCALARS.issuperset(map(type, parts)) and not any(map(may_be_address, parts)):
             return [], parts
@@ -384,7 +384,9 @@ class Encoder:
                 held.append(value := owner_of(self.nodes[part].value))
                 references.append(["id", self._reference(value)])
             elif class_ is tuple and SCALARS.issuperset(map(type, part)):
-                references.append(["()", *part])
+                of_tuple, elements = self._refer(list(part))
+                held += of_tuple
+                references.append([TUPLE_OF_SCALARS, *elements])
             else:
                 held.append(part)
                 try:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.atoms import TUPLE_OF_SCALARS, is_id
 from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
 from sagemaker_lightning.state.graph.kinds.base import refusing
@@ -410,23 +411,25 @@ def digest(
     hash_ = hashlib.blake2b(digest_size=8)
     numbers: dict[int, int] = {}
     waiting = [(references, note, content)]
+
+    def described(reference: Any) -> Any:
+        if type(reference) is list and reference[:1] == [TUPLE_OF_SCALARS]:
+            return [TUPLE_OF_SCALARS, *map(described, reference[1:])]
+        target = reference[1] if is_id(reference) else reference
+        if type(target) is not list or not target or type(target[0]) is not int:
+            return reference
+        if target[0] not in numbers:
+            numbers[target[0]] = len(numbers)
+            kind, _, note_of, parts, content_of = nodes[target[0]]
+            if kind in ORDERLESS:
+                parts, note_of = sorted(parts, key=repr), None
+            waiting.append((parts, [kind, note_of], content_of))
+        return [numbers[target[0]], is_id(reference)]
+
     while waiting:
         references, note, content = waiting.pop()
-        described = []
-        for reference in references:
-            is_id = type(reference) is list and reference and reference[0] == "id"
-            target = reference[1] if is_id else reference
-            if type(target) is list and target and type(target[0]) is int:
-                if target[0] not in numbers:
-                    numbers[target[0]] = len(numbers)
-                    kind, _, note_of, parts, content_of = nodes[target[0]]
-                    if kind in ORDERLESS:
-                        parts, note_of = sorted(parts, key=repr), None
-                    waiting.append((parts, [kind, note_of], content_of))
-                described.append([numbers[target[0]], is_id])
-            else:
-                described.append(reference)
-        hash_.update(json.dumps([described, note, _readable(content, tensors)]).encode())
+        parts = [*map(described, references)]
+        hash_.update(json.dumps([parts, note, _readable(content, tensors)]).encode())
     return hash_.hexdigest()
 
 

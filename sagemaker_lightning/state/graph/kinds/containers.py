@@ -40,7 +40,8 @@ def step_of_dict(parts: list[Any], index: int) -> str:
     """Return the name of a key or a value of a dict, whose parts are keys and values in turn."""
     key = parts[index - index % 2]
     is_named = (type(key) in NAMING and not may_be_address(key)) or (
-        type(key) is tuple and all(type(element) in NAMING for element in key)
+        type(key) is tuple
+        and all(type(element) in NAMING and not may_be_address(element) for element in key)
     )
     name = f"[{key!r}]" if is_named else f"[#{index // 2}]"
     return name if index % 2 else f"{name}.key"

@@ -253,6 +253,7 @@ def test_what_is_kept_by_the_id_of_an_object_is_found_again():
         model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
         model.of_layers = {id(layer): torch.zeros(1) for layer in model}
         model.counts = {}
+        model.errors = {}
         model.last = 0
         return model
 
@@ -261,6 +262,7 @@ def test_what_is_kept_by_the_id_of_an_object_is_found_again():
     for number, layer in enumerate(trained):
         trained.of_layers[id(layer)] += number + 1
         trained.counts[id(layer.weight)] = number
+        trained.errors["sum", id(layer.weight)] = [number]
         trained.last = id(layer)
     record = state.encode()
     kept = make()  # so that no layer of the next model is where one was
@@ -269,6 +271,9 @@ def test_what_is_kept_by_the_id_of_an_object_is_found_again():
     state.restore(record)
     assert [resumed.of_layers[id(layer)].item() for layer in resumed] == [1, 2]
     assert [resumed.counts[id(layer.weight)] for layer in resumed] == [0, 1]
+    assert resumed.errors == {
+        ("sum", id(layer.weight)): [number] for number, layer in enumerate(resumed)
+    }
     assert resumed.last == id(resumed[1]) != id(kept[1])
     assert digests(state.encode()) == digests(record)
 
