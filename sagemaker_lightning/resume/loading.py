@@ -22,7 +22,7 @@ from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
 from sagemaker_lightning.resume.parts.roots import objects_of_module
 from sagemaker_lightning.resume.resumption import Resumption, sharded_text
 from sagemaker_lightning.resume.same_run import earlier_fits
-from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
+from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS, may_have_users_objects
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.readable import with_values
 
@@ -194,11 +194,14 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
 
 
 def decoded(run: "Run", resumed: Resumption) -> dict[str, Any]:
-    """Return what Lightning loads; no entry of Lightning's is an object of the program's."""
+    """Return what Lightning loads.
+
+    No entry of Lightning's, but for the schedules, is an object of the program's.
+    """
     records = resumed.exact_values
     of_lightning = values.decode(records["lightnings"])
     of_users = values.decode(records["users"], objects_of_module(run.trainer))
     others = {path: each for path, each in of_lightning.items() if path[0] in LIGHTNING_KEYS}
-    others |= {path: each for path, each in of_users.items() if path[0] not in LIGHTNING_KEYS}
+    others |= {path: each for path, each in of_users.items() if may_have_users_objects(path)}
     checkpoint: dict[str, Any] = with_values(resumed.checkpoint, others)
     return checkpoint

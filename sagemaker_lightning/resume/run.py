@@ -52,6 +52,7 @@ from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
+from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_within
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.optimizers import Optimizers, Schedulers
@@ -257,6 +258,7 @@ class Run:
         path = loading.choose(self)
         if path is None:
             loading.refuse_lost_training(self)
+            search_within(self.trainer, self.part(UserObjects).changing)
             loading.warn_of_random_model(self)
             return False
         with refusing(self, path.name, "entries"):
@@ -720,8 +722,8 @@ class Run:
         A resumed run does not have this check.
         """
         self.mark_start()
-        yield
-        self.part(UserObjects).graph.touch_all()
+        with self.part(UserObjects).changing():
+            yield
 
     def save(self, point: ResumePoint, last: bool) -> None:
         """Save a checkpoint; one rank of each host writes it.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
 
 
+SCHEDULERS = "lr_schedulers"
 EQUAL_ON_ALL_RANKS = {
     "epoch",
     "global_step",
@@ -41,7 +42,7 @@ EQUAL_ON_ALL_RANKS = {
     "state_dict",
     "loops",
     "optimizer_states",
-    "lr_schedulers",
+    SCHEDULERS,
     checkpoint_file.BEFORE_HOOKS,
     "hparams_name",
     "hyper_parameters",
@@ -193,7 +194,7 @@ class Snapshot:
         state = shared.take(state)
         others: dict[tuple[Any, ...], Any] = {}
         plain = readable(state, others)
-        of_users = {path: each for path, each in others.items() if path[0] not in LIGHTNING_KEYS}
+        of_users = {path: each for path, each in others.items() if may_have_users_objects(path)}
         of_lightning = {path: each for path, each in others.items() if path not in of_users}
         known = objects_of_module(self.trainer) if of_users else {}
         return plain, {
@@ -268,7 +269,7 @@ class Snapshot:
         owners = {
             "state_dict": "state_dict() of",
             "callbacks": "a callback of",
-            "lr_schedulers": "a scheduler of",
+            SCHEDULERS: "a scheduler of",
             OPTIMIZER_STATES: "an optimizer of",
         }
         owner = owners.get(path[0], "on_save_checkpoint() or state_dict() of")
@@ -278,6 +279,17 @@ class Snapshot:
             f"{with_article(error.kind)} ({owner} {model_name}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )
+
+
+def may_have_users_objects(path: tuple[Any, ...]) -> bool:
+    """Return whether a value of a checkpoint may be an object that the program's module has.
+
+    A schedule that keeps the model has it in its state, by torch's own `state_dict`.
+
+    Args:
+        path: The path of the value; its first element is the entry's key.
+    """
+    return path[0] not in LIGHTNING_KEYS or path[0] == SCHEDULERS
 
 
 def sums_of_bits(model: nn.Module) -> dict[str, int]:

@@ -132,25 +132,42 @@ class Apart(pl.LightningModule):
         return ZeroRedundancyOptimizer(self.parameters(), torch.optim.Adam, lr=0.01)
 
 
-def train_apart(folder: str, fails: int = -1) -> Apart:
+class ByHand(Apart):
+    """Does its steps itself: then DDP leaves each rank its own buffer after the first step."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__(fails)
+        self.automatic_optimization = False
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.seen = self.seen + batch[0].mean(0)
+        loss = super().training_step([batch[0] + self.seen], batch_idx)
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
+        self.read.extend(self.seen.tolist())
+
+
+def train_apart(kind: type[Apart], folder: str, fails: int = -1) -> Apart:
     """Train or resume, with other data loaders in each epoch."""
     resume = ExactResume(folder, seed=3, every_n_steps=2)
     trainer = ranks.trainer([resume], max_epochs=3, reload_dataloaders_every_n_epochs=1)
     samples = TensorDataset(torch.arange(48.0).view(24, 2) / 48)
-    trainer.fit(model := Apart(fails), DataLoader(samples, 3, shuffle=True))
+    trainer.fit(model := kind(fails), DataLoader(samples, 3, shuffle=True))
     return model
 
 
-def interrupted_apart() -> tuple:
+def interrupted_apart(kind: type[Apart]) -> tuple:
     """Return how the state of a run that was interrupted three times differs from one left alone.
 
     That is on this rank. It was interrupted within an epoch, at its edge and in the next one.
     """
-    alone = train_apart("alone")
+    alone = train_apart(kind, "alone")
     for fails in (5, 8, 11):
         with suppress(RuntimeError):
-            train_apart("run", fails)
-    run = train_apart("run")
+            train_apart(kind, "run", fails)
+    run = train_apart(kind, "run")
     ends = [
         [*map(torch.Tensor.tolist, each.net.parameters()), each.net[0].mean.tolist(), each.noted]
         + each.read
@@ -160,8 +177,9 @@ def interrupted_apart() -> tuple:
 
 
 @pytest.mark.slow
-def test_what_the_ranks_log_note_and_share_comes_back(tmp_path: Path):
-    ended = ranks.run(interrupted_apart, folder=tmp_path)
+@pytest.mark.parametrize("kind", [Apart, ByHand])
+def test_what_the_ranks_log_note_and_share_comes_back(tmp_path: Path, kind):
+    ended = ranks.run(interrupted_apart, kind, folder=tmp_path)
     noted = [0, 1, 2], []
     assert [ended_rank.value for ended_rank in ended] == [(True, each) for each in noted], [
         ended_rank.error for ended_rank in ended

@@ -5,6 +5,7 @@ how it is compared. To find what becomes of a thing, look for it in PARTS.
 """
 
 from sagemaker_lightning.resume.parts.before_hooks import BeforeHooks
+from sagemaker_lightning.resume.parts.buffer_sync import BufferSync
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
@@ -61,6 +62,7 @@ PARTS: tuple[type[Part], ...] = (
     ShouldStop,
     NewestMetrics,
     RankBuffers,
+    BufferSync,
     Metrics,
     EpochSums,
     Gradients,

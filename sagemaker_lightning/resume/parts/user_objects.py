@@ -74,6 +74,13 @@ class UserObjects(Part):
             self.graph.touch(computed)
             self.hooks = None
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Save all that changes in this context, which a resumed run does not come by."""
+        self.graph.mark()
+        yield
+        self.graph.touch_all()
+
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
         self._note_owners()

@@ -1,7 +1,8 @@
 """LearningRateFinder and BatchSizeFinder: what they have found; a resumed run does not search."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -13,7 +14,7 @@ from pytorch_lightning.utilities.parsing import (
 )
 
 from sagemaker_lightning.compat import lightning_callbacks
-from sagemaker_lightning.compat.lightning_trainer import callbacks_of
+from sagemaker_lightning.compat.lightning_trainer import call_within, callbacks_of
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -52,6 +53,12 @@ class SearchResults(Part):
         for name in saved.keys() & set(_searched_names(self.trainer)):
             if isinstance(saved[name], (int, float)):
                 lightning_setattr(self.trainer.lightning_module, name, saved[name])
+
+
+def search_within(trainer: Trainer, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have each search of a training that begins be done within a context."""
+    for callback in _searches(trainer).values():
+        call_within(callback, "on_fit_start", context)
 
 
 def search_again(trainer: Trainer) -> None:

@@ -335,3 +335,27 @@ def test_text_in_a_state_comes_back(tmp_path, capfd):
     alone, resumed = alone_and_resumed(training(WithNamed), tmp_path, "batch 0:2", "batch 1:1")
     assert resumed.events == alone.events and weights(resumed) == weights(alone)
     assert "warning" not in capfd.readouterr().out
+
+
+class Following(torch.optim.lr_scheduler.LRScheduler):
+    """Follows what the model has seen; its state dict has the model, as torch makes it."""
+
+    def __init__(self, optimizer, model) -> None:
+        self.model = model
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [rate / (1 + self.model.validated) for rate in self.base_lrs]
+
+
+class Followed(Noted):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [Following(optimizer, self)]
+
+
+def test_a_schedule_that_keeps_the_model_has_the_one_of_its_program(tmp_path):
+    alone, resumed = alone_and_resumed(training(Followed), tmp_path, "batch 0:2", "batch 1:1")
+    assert resumed.events == alone.events and weights(resumed) == weights(alone)
+    (config,) = resumed.trainer.lr_scheduler_configs
+    assert config.scheduler.model is resumed
