@@ -24,8 +24,7 @@ class BufferSync(Part):
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> bool:
         """Return whether it does; True without DDP."""
         model = self.trainer.strategy.model
-        is_ddp = isinstance(model, DistributedDataParallel)
-        return not is_ddp or bool(model.require_forward_param_sync)
+        return not isinstance(model, DistributedDataParallel) or model.require_forward_param_sync
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Have it do so, or not."""

@@ -62,10 +62,11 @@ class DataIdentity(Part):
         # Lists in the code are compared with other numbers of the code.
         alone = TRAINING if reloads else ""
         found = objects.graph.numbers(objects.changed, but=CODE_ROOTS, alone=alone)
+        # What is compared with may have another name now, such as that of a variable.
         numbers = {
             f"{NUMBERS}{path}": mark
             for path, mark in found.items()
-            if path.startswith((*stages, *CODE_ROOTS))
+            if point is None or path.startswith((*stages, *CODE_ROOTS))
         }
         return lengths | numbers | self._batches(stages)
 
