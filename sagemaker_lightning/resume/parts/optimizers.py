@@ -256,10 +256,21 @@ class Schedulers(Part):
             reason = f"{type(error).__name__}: {error}"
             if not is_of_torchs_optimizer(error) or self._says_by_itself(reason):
                 raise
+            if not self.resumed.same_ranks:
+                raise self._made_for_other_ranks(reason) from error
             raise refusal(self.run, file_name, self.key, reason) from error
         reason = rates_problem(self.trainer.optimizers)
         if reason and not self._says_by_itself(reason):
             raise refusal(self.run, file_name, self.key, reason)
+
+    def _made_for_other_ranks(self, reason: str) -> UserError:
+        """Return the error for a schedule that has fewer steps than the training has now."""
+        return UserError(
+            f"{self.run.folder.label}: a schedule cannot continue ({printable(reason)[:200]}): "
+            f"{self.resumed.world_size} ranks saved {self.resumed.file_name}, now there are "
+            f"{self.trainer.world_size}, and an epoch has another number of steps; continue with "
+            "as many ranks, or with a batch size with which an epoch has as many steps as before"
+        )
 
     def _says_by_itself(self, reason: str) -> bool:
         """Return whether the program's schedule comes to this without a checkpoint, too.

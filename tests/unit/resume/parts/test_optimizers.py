@@ -19,8 +19,9 @@ from short_fits import (
 )
 from torch import nn
 from torch.optim.swa_utils import SWALR
-from untrained import in_epoch_5, run_of
+from untrained import in_epoch_5, resumed, run_of
 
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.optimizers import (
     Optimizers,
     Schedulers,
@@ -187,6 +188,19 @@ def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path, stop):
         with pytest.raises(ValueError, match="Tried to step 7 times") as resumed:
             fit("run")
         assert str(resumed.value) == str(alone.value)
+
+
+def test_a_schedule_that_was_made_for_the_steps_of_other_ranks_is_named(monkeypatch):
+    """Of half as many ranks, each has twice as many steps in an epoch."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 2)
+    run = resumed(run_of(in_epoch_5(optimizers=[optimizer])), world_size=2)
+    schedulers = run.part(Schedulers)
+    monkeypatch.setattr(schedulers, "_says_by_itself", lambda reason: False)
+    says = r"Tried to step 3 times\..*\): 2 ranks saved \S+, now there are 1, and an epoch"
+    with pytest.raises(UserError, match=says), schedulers.steps():
+        for _ in range(3):
+            schedule.step()
 
 
 def test_a_loaded_state_shares_memory_with_a_weight_as_the_one_before():
