@@ -24,14 +24,13 @@ WRAPPED = "_checkpoint_wrapped_module", "_orig_mod"
 """The names that wrappers have for their module: the one for activation checkpointing
 (torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py), and what torch.compile makes of a
 module (`OptimizedModule` in torch/_dynamo/eval_frame.py)."""
-MACHINERY_MODULES = (
-    "torch._dynamo.",
-    "torch.distributed._composable",
-    "torch.distributed.fsdp._fully_shard.",
-)
-"""How the names of the modules begin in which the classes are of what torch makes of a model to run
-it, and makes anew in each process: what torch.compile makes of code (torch/_dynamo/eval_frame.py),
-and what `fully_shard` puts into modules (torch/distributed/_composable/contract.py)."""
+COMPILER_MODULES = "torch._dynamo."
+"""How the names of the modules begin in which the classes are of what torch.compile makes of code
+(torch/_dynamo/eval_frame.py)."""
+SHARDING_MODULES = "torch.distributed._composable", "torch.distributed.fsdp._fully_shard."
+"""How the names of the modules begin in which the classes are of what `fully_shard` puts into
+modules, anew in each process (torch/distributed/_composable/contract.py). It makes classes of the
+modules' own there, too, which are modules."""
 METADATA = "_metadata"
 """Attribute of a state dict that has its modules' versions (module.py, `state_dict`)."""
 INNER_SCHEDULERS = "_schedulers"

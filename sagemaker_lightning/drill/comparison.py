@@ -5,7 +5,6 @@ durations, and how busy the machine was.
 """
 
 import csv
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ STEP_ENTRIES = ("batch", "learning rate", "loss")
 """What is recorded of a step, in the order in which one follows from another."""
 WRITER_ENTRIES = ("number", "journal", "resumes")
 """Our entries in a checkpoint that say when and by which processes it was written; not compared."""
-WRITER_PARTS = (("model_files",), ("data_epoch", "made"))
-"""Parts of a checkpoint, and values in them, of which the same is true."""
 LOADER_PROCESS_ENTRIES = ("begun", "workers")
 """Entries for a loader that depend on the processes; not compared.
 
@@ -150,9 +147,10 @@ def _read_last_state(folder: Path) -> dict[str, Any]:
     ours = {
         name: value for name, value in checkpoint[ENTRIES_KEY].items() if name not in WRITER_ENTRIES
     }
-    for *parents, name in WRITER_PARTS if "parts" in ours else ():
-        functools.reduce(dict.__getitem__, parents, ours["parts"]).pop(name, None)
+    # The files that there are, and the epoch in which the data were made, are of processes, too.
+    ours.get("parts", {}).pop("model_files", None)
     for rank in ours.get("ranks", ()):
+        rank["data_epoch"].pop("made", None)
         for loader in rank["loader_positions"]["loaders"]:
             for name in LOADER_PROCESS_ENTRIES:
                 loader.pop(name, None)

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 from pytorch_lightning import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
-from sagemaker_lightning.compat.torch_modules import MACHINERY_MODULES
+from sagemaker_lightning.compat.torch_modules import COMPILER_MODULES, SHARDING_MODULES
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph import atoms, fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
@@ -145,7 +145,9 @@ def kind_of_class(class_: type) -> Kind | None:
     if issubclass(class_, tuple):
         is_made_again = hasattr(class_, "_fields") or not is_library_class(class_)
         return CONTAINERS[tuple] if is_made_again else LIBRARYS
-    if class_.__module__.startswith(MACHINERY_MODULES):
+    if class_.__module__.startswith(COMPILER_MODULES):
+        return CODE
+    if class_.__module__.startswith(SHARDING_MODULES) and not issubclass(class_, nn.Module):
         return CODE
     is_librarys = is_library_class(class_)
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
