@@ -7,11 +7,12 @@ import torch
 from graph_records import Thing, state_of
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.digests import digest
-from sagemaker_lightning.state.graph.state import digests
+from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
 
 
 @pytest.fixture
@@ -63,3 +64,26 @@ def test_a_dtensor_gets_what_was_a_whole_tensor_and_no_other_part(mesh):
     shared.average += 1
     with pytest.raises(UserError, match="a DTensor beside the model that was shared out in anoth"):
         state_of(Thing(average=torch.zeros(3))).restore(state.encode())
+
+
+class Counting(nn.Linear):
+    """Counts its calls, as users' modules do."""
+
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs)
+
+
+def test_what_a_sharded_module_counts_is_state_and_what_shards_it_is_not(mesh):
+    """A forward pass makes streams and more there, which each process has of its own."""
+    model = nn.Sequential(Counting(2, 2), nn.Linear(2, 2))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    state = GraphState(lambda: {"model": model})
+    state.mark()
+    state.end_start()
+    model(torch.ones(1, 2)).sum().backward()
+    assert set(names_in(state.encode())) == {"model.0", "model.0.calls"}
+    assert state.unsaved == []
