@@ -257,6 +257,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         "pytorch_lightning.loggers": {
             "CSVLogger._version": "attribute",
             "TensorBoardLogger._version": "attribute",
+            "CSVLogger._experiment": "attribute",
+            "TensorBoardLogger._experiment": "attribute",
             "CSVLogger._get_next_version": "(self)",
             "TensorBoardLogger._get_next_version": "(self)",
         }
@@ -320,6 +322,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     },
     "torch_modules": {
         "torch.jit": {"RecursiveScriptModule._concrete_type": "attribute"},
+        "torch.nn.parallel": {"DistributedDataParallel._comm_hooks": "attribute"},
         "torch.nn": {
             "Module._backward_hooks": "attribute",
             "Module._backward_pre_hooks": "attribute",

@@ -258,7 +258,7 @@ class Run:
         path = loading.choose(self)
         if path is None:
             loading.refuse_lost_training(self)
-            search_within(self.trainer, self.part(UserObjects).changing)
+            search_within(self.trainer, self.part(UserObjects).searching)
             loading.warn_of_random_model(self)
             return False
         with refusing(self, path.name, "entries"):

@@ -187,9 +187,9 @@ class Snapshot:
         with lightning_callbacks.saving_pruning_masks(self.trainer):
             file = self.lightnings_file.take()
             state, before_hooks = lightning_checkpoints.state_of(self.trainer, file)
-        state["callbacks"] = lightning_callbacks.without_lightnings(
-            state["callbacks"], self.trainer.lightning_module
-        )
+        if "callbacks" in state:  # a hook of the user's may have removed them
+            model = self.trainer.lightning_module
+            state["callbacks"] = lightning_callbacks.without_lightnings(state["callbacks"], model)
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
         state = shared.take(state)
         others: dict[tuple[Any, ...], Any] = {}

@@ -22,7 +22,12 @@ from sagemaker_lightning.resume.parts.grown_modules import GrownModules
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.reports import Reports
-from sagemaker_lightning.resume.parts.roots import prefix_of_replaced, user_objects
+from sagemaker_lightning.resume.parts.roots import (
+    TRAINING,
+    VALIDATION,
+    prefix_of_replaced,
+    user_objects,
+)
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.atoms import SCALARS
@@ -80,6 +85,18 @@ class UserObjects(Part):
         self.graph.mark()
         yield
         self.graph.touch_all()
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Save what a search changes in this context, but for its data: others are made later."""
+        roots = self.graph.roots
+        data = TRAINING, VALIDATION
+        with self.changing():
+            yield
+            self.graph.roots = lambda: {
+                name: root for name, root in roots().items() if not name.startswith(data)
+            }
+        self.graph.roots = roots
 
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
