@@ -31,6 +31,9 @@ SHARDING_MODULES = "torch.distributed._composable", "torch.distributed.fsdp._ful
 """How the names of the modules begin in which the classes are of what `fully_shard` puts into
 modules, anew in each process (torch/distributed/_composable/contract.py). It makes classes of the
 modules' own there, too, which are modules."""
+ELEMENTWISE_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+"""The module whose hooks of gradients, without a state, treat each number by itself; to import it
+takes a part of a second."""
 METADATA = "_metadata"
 """Attribute of a state dict that has its modules' versions (module.py, `state_dict`)."""
 INNER_SCHEDULERS = "_schedulers"

@@ -12,7 +12,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 from torchmetrics import MetricTracker
 
-from sagemaker_lightning.compat.torch_modules import hooks_of_buckets, parameters
+from sagemaker_lightning.compat.torch_modules import ELEMENTWISE_HOOKS, hooks_of_buckets, parameters
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -110,17 +110,17 @@ class Reports:
         self._report_hooks_of_buckets()
 
     def _report_hooks_of_buckets(self) -> None:
-        """Print that what a hook keeps of each bucket of gradients does not fit after a resume."""
+        """Print which hook of DDP's may see that a resumed run's first step has other buckets."""
         for hook, state in hooks_of_buckets(self.trainer.strategy.model):
             keeps = state is not None and not isinstance(state, torch.distributed.ProcessGroup)
-            if keeps and self.trainer.is_global_zero:
+            is_by_element = getattr(hook, "__module__", "") == ELEMENTWISE_HOOKS and not keeps
+            if not is_by_element and self.trainer.is_global_zero:
                 name = getattr(hook, "__qualname__", class_name(type(hook)))
                 log.warning(
                     f"{printable(name)} gets the gradients of DDP in other buckets in the first "
-                    "step of each start: what it keeps of a bucket, in "
-                    f"{with_article(class_name(type(state)))}, does not fit then, and after an "
-                    "interruption this run is not exact; with find_unused_parameters=True the "
-                    "buckets stay"
+                    "step of each start: if it keeps something of each bucket, or does more than "
+                    "to treat each number by itself, this run is not exact after an interruption; "
+                    "with find_unused_parameters=True the buckets stay"
                 )
 
     def _note_new(self, variables: dict[str, bytes]) -> None:
