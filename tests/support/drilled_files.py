@@ -42,12 +42,10 @@ def run_of(folder: Path, **changes) -> Path:
         "journal": values["moment"],
         "resumes": [values["moment"]],
         "step": 2,
-        "parts": {
-            "model_files": [values["moment"]],
-            "data_epoch": {"made": values["moment"], "objects_before": None},
-        },
+        "parts": {"model_files": [values["moment"]]},
         "ranks": [
             {
+                "data_epoch": {"made": values["moment"], "objects_before": None},
                 "loader_positions": {
                     "loaders": [
                         {
@@ -56,7 +54,7 @@ def run_of(folder: Path, **changes) -> Path:
                             "place": values["place"],
                         }
                     ]
-                }
+                },
             }
         ],
     }
