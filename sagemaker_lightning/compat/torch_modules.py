@@ -225,6 +225,7 @@ def without_save_hooks(model: nn.Module, are_kept: Callable[[Any], bool]) -> Ite
         yield
     finally:
         for hooks, before in removed:
+            hooks.clear()  # they run in the order in which they were registered
             hooks.update(before)
 
 

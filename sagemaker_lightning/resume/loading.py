@@ -72,7 +72,7 @@ def refuse_lost_training(run: "Run") -> None:
 
     A program that is started again comes by its earlier trainings to the newest one.
     """
-    if later := _later(run):
+    if later := _later_folder(run):
         raise UserError(
             f"{run.folder.label}: found no checkpoint, expected the last one of the training "
             f"before that of {later}; restore it from a copy, or move {later} away"
@@ -82,7 +82,7 @@ def refuse_lost_training(run: "Run") -> None:
 def refuse_other_length(run: "Run", resumed: Resumption) -> None:
     """Raise UserError if an earlier training than the newest one is to end elsewhere."""
     before, now = resumed.of(Limits)["of_flags"], run.part(Limits).of_flags
-    later = _later(run)
+    later = _later_folder(run)
     if later and before != now:
         raise UserError(
             f"{run.folder.label}: found max_epochs={now[0]} and max_steps={now[1]}, expected "
@@ -91,7 +91,7 @@ def refuse_other_length(run: "Run", resumed: Resumption) -> None:
         )
 
 
-def _later(run: "Run") -> str:
+def _later_folder(run: "Run") -> str:
     """Return the folder of the newest later training, as rank 0 sees it; "" if there is none."""
     later = run.options.later
     return run.agreement.gather(str(later.path) if later else "")[0]

@@ -22,12 +22,12 @@ class BufferSync(Part):
     moments = (Moment.TRAINING,)
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> bool:
-        """Return whether it does; True without DDP."""
+        """Return whether DDP begins its next pass so; True without DDP."""
         model = self.trainer.strategy.model
         return not isinstance(model, DistributedDataParallel) or model.require_forward_param_sync
 
     def restore(self, saved: Any, moment: Moment) -> None:
-        """Have it do so, or not."""
+        """Let DDP begin its next pass as it would have in the run that was saved."""
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = bool(saved)

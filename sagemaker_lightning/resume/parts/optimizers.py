@@ -94,7 +94,7 @@ class Optimizers(Part):
             with sharing_groups(holders_of_groups(self.trainer)):
                 yield
             for optimizer, saved in zip(self.trainer.optimizers, self.saved_states, strict=False):
-                keep_dtypes(optimizer, saved)
+                undo_conversions(optimizer, saved)
             self.saved_states = []
             for optimizer in self.trainer.optimizers:
                 check(optimizer)
@@ -324,7 +324,7 @@ def check(optimizer: Optimizer) -> None:
                     raise ValueError(f"{name} is no tensor of the shape {list(parameter.shape)}")
 
 
-def keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def undo_conversions(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Give an optimizer back what loading has made something else of.
 
     torch brings all tensors but `step` to their parameters' dtypes: of a float64 sum beside a

@@ -80,22 +80,19 @@ class UserObjects(Part):
             self.hooks = None
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Save all that changes in this context, which a resumed run does not come by."""
+    def searching(self) -> Iterator[None]:
+        """Save what a search before training changes in this context, but for its data.
+
+        A resumed run does not search, and other data are made after the search.
+        """
         self.graph.mark()
         yield
-        self.graph.touch_all()
-
-    @contextmanager
-    def searching(self) -> Iterator[None]:
-        """Save what a search changes in this context, but for its data: others are made later."""
         roots = self.graph.roots
         data = TRAINING, VALIDATION
-        with self.changing():
-            yield
-            self.graph.roots = lambda: {
-                name: root for name, root in roots().items() if not name.startswith(data)
-            }
+        self.graph.roots = lambda: {
+            name: root for name, root in roots().items() if not name.startswith(data)
+        }
+        self.graph.touch_all()
         self.graph.roots = roots
 
     def mark_start(self) -> None:

@@ -5,7 +5,7 @@ that begin training, they are loaded again: in the interrupted run, these hooks 
 checkpoint, so that their effect is in it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -114,10 +114,11 @@ class Weights(Part):
         keep_removed(model, weights, self.run.part(UserObjects).removed_members())
         if loads_itself(self.trainer):
             return
-        undo_save_hooks(model, weights)
+        hooked = model.state_dict().keys()
         with without_save_hooks(model, start_hooks.is_of_library):
-            other = other_weights(model, weights)
-        if other:
+            loadable = model.state_dict()
+        undo_save_hooks(weights, hooked, loadable)
+        if other := other_weights(loadable.keys(), weights):
             raise UserError(
                 f"{self.run.folder.label}: {self.resumed.file_name}: found {first_of(other)}; "
                 "make what the model gets while it is trained in __init__() or configure_model(), "
@@ -292,32 +293,31 @@ def loads_itself(trainer: Trainer) -> bool:
     return has_methods or not all(map(start_hooks.is_of_library, hooks))
 
 
-def undo_save_hooks(model: nn.Module, state: dict[str, Any]) -> None:
+def undo_save_hooks(
+    state: dict[str, Any], hooked: Collection[str], loadable: Mapping[str, Any]
+) -> None:
     """Give a saved state dict the names that the modules load, whatever hooks of the user's save.
 
     What hooks add, no module would load. What they leave out has its own part (rank_buffers.py).
 
     Args:
-        model: The model.
         state: The saved state dict; it is changed in place.
+        hooked: The names of the model's state dict.
+        loadable: The model's state dict without these hooks.
     """
-    hooked = model.state_dict().keys()
-    with without_save_hooks(model, start_hooks.is_of_library):
-        loadable = model.state_dict()
-    for name in (hooked - loadable.keys()) & state.keys():
+    for name in (set(hooked) - loadable.keys()) & state.keys():
         del state[name]
-    left_out = loadable.keys() - hooked - state.keys()
+    left_out = loadable.keys() - set(hooked) - state.keys()
     state |= {name: loadable[name] for name in left_out}
 
 
-def other_weights(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
+def other_weights(present: Collection[str], state: Mapping[str, Any]) -> list[str]:
     """Return what a saved state dict has that the model has not got, and the other way round.
 
     Args:
-        model: The model.
+        present: The names that the model loads.
         state: The saved state dict of the model.
     """
-    present = model.state_dict().keys()
     return [
         f"weights {name}, which the model has not got" for name in state if name not in present
     ] + [f"no weights {name}, which the model has" for name in present if name not in state]

@@ -297,7 +297,7 @@ class Start:
         ends = [match.start() for match in STEP.finditer(path)]
         for end in ends[: -MAX_STEPS - 1 : -1]:
             if (holder := self.by_path.get(path[:end])) is not None:
-                key = _at(holder.value, path[end:])
+                key = _key_at(holder.value, path[end:])
                 node = self.nodes.get(key) if key is not None else None
                 if node is not None:
                     self.paths[key_of(node.value)] = path
@@ -313,8 +313,13 @@ class Start:
         return Classes(of_objects, self.modules)
 
 
-def _at(value: Any, steps: str) -> int | None:
-    """Return by what the object is known to which steps lead from another one; None for nothing."""
+def _key_at(value: Any, steps: str) -> int | None:
+    """Return the key of the object at the end of some steps; None if there is none.
+
+    Args:
+        value: The object from which the steps lead.
+        steps: The text of the steps, as the end of a path has it.
+    """
     kind = kind_of(value)
     if kind is None:
         return None
@@ -323,7 +328,7 @@ def _at(value: Any, steps: str) -> int | None:
         step = kind.step(note, parts, index)
         if steps == step:
             return key_of(part)
-        if steps.startswith(step) and (key := _at(part, steps[len(step) :])) is not None:
+        if steps.startswith(step) and (key := _key_at(part, steps[len(step) :])) is not None:
             return key
     return None
 

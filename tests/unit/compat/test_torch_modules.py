@@ -81,6 +81,18 @@ def test_the_members_of_a_module_in_torchscript(compiled):
     assert torch_modules.members(module) == {"scale", "shift", "layer"}
 
 
+def test_hooks_that_were_left_out_run_again_in_their_order():
+    model = nn.Linear(1, 1)
+    called = []
+    for name in "abc":
+        model.register_state_dict_post_hook(lambda *_, name=name: called.append(name))
+    hooks = list(model._state_dict_hooks.values())
+    with torch_modules.without_save_hooks(model, hooks[1:2].__contains__):
+        model.state_dict()
+    model.state_dict()
+    assert called == ["b", "a", "b", "c"]
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     """Be the only rank."""

@@ -56,7 +56,7 @@ class SearchResults(Part):
 
 
 def search_within(trainer: Trainer, context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have each search of a training that begins be done within a context."""
+    """Run each search before a training within a context."""
     for callback in _searches(trainer).values():
         call_within(callback, "on_fit_start", context)
 

@@ -25,9 +25,9 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.optimizers import (
     Optimizers,
     Schedulers,
-    keep_dtypes,
     restore_group_values,
     sharing_groups,
+    undo_conversions,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
@@ -60,7 +60,7 @@ def test_tensors_of_a_state_keep_their_dtype():
     resumed.load_state_dict(saved)
     (state,) = resumed.state.values()
     assert state["sum"].dtype == torch.float32
-    keep_dtypes(resumed, saved)
+    undo_conversions(resumed, saved)
     assert torch.equal(state["sum"], exact) and state["sum"] is not saved["state"][0]["sum"]
 
 

@@ -258,7 +258,7 @@ class Renaming(Noted):
 
 def test_other_names_are_left_to_code_that_loads_states_itself():
     state = {"other.weight": torch.ones(1)}
-    assert other_weights(Noted(), state) == [
+    assert other_weights(Noted().state_dict(), state) == [
         "weights other.weight, which the model has not got",
         "no weights line.weight, which the model has",
         "no weights line.bias, which the model has",
