@@ -17,6 +17,10 @@ PLACES = {"MT19937": 624, "Philox": 4}
 SPAWNED = "n_children_spawned"
 """In a state, how many generators were spawned from a generator of numpy's, if there are some."""
 MAX_SPAWNED = 1 << 20
+MIN_POOL = 4
+"""Numbers that a SeedSequence mixes at least, and if nothing else is said."""
+MAX_SEED = 1 << 10
+"""Numbers, at most, of a seed."""
 
 
 def find(roots: Mapping[str, Any], skip: tuple[type, ...] = ()) -> dict[str, Any]:
@@ -83,6 +87,40 @@ def state_of(generator: Any) -> Any:
 def _spawned(generator: np.random.Generator) -> int:
     """Return how many generators were spawned from one; numpy's `state` does not have it."""
     return getattr(generator.bit_generator.seed_seq, SPAWNED, 0)
+
+
+def seed_of(generator: np.random.Generator) -> list[Any]:
+    """Return of which seed a generator's engine was made, from which it spawns others.
+
+    They are the arguments of `seed_sequence`; none if the engine has another kind of seed.
+    """
+    seed = generator.bit_generator.seed_seq
+    if type(seed) is not np.random.SeedSequence:
+        return []
+    entropy: Any = seed.entropy
+    numbers = [entropy] if isinstance(entropy, (int, np.integer)) else entropy
+    return [[int(each) for each in numbers], [int(each) for each in seed.spawn_key], seed.pool_size]
+
+
+def seed_sequence(
+    numbers: Any = None, spawn_key: Any = (), pool_size: Any = MIN_POOL
+) -> np.random.SeedSequence:
+    """Return the seed that `seed_of` has described; any seed if it has found none.
+
+    Args:
+        numbers: The numbers of which it was made.
+        spawn_key: Which child of which parent it is.
+        pool_size: How many numbers it mixes.
+
+    Raises:
+        ValueError: It is no such description.
+    """
+    for each in (numbers or [], spawn_key):
+        if len(each) > MAX_SEED or not all(type(number) is int and number >= 0 for number in each):
+            raise ValueError("no seed of a generator of numpy's")
+    if type(pool_size) is not int or not MIN_POOL <= pool_size <= MAX_SEED:
+        raise ValueError("no seed of a generator of numpy's")
+    return np.random.SeedSequence(numbers, spawn_key=spawn_key, pool_size=pool_size)
 
 
 def restore(generator: Any, state: Any) -> None:

@@ -445,9 +445,11 @@ def _has_weights(value: Any) -> bool:
 
 
 def _has_arrays(value: Any) -> bool:
-    """Return whether an object has arrays or tensors in its attributes."""
+    """Return whether an object has arrays or tensors in its attributes, or in its C code."""
     held = object_graph.namespace(value).values()
-    return any(isinstance(each, (torch.Tensor, np.ndarray)) for each in held)
+    return any(isinstance(each, (torch.Tensor, np.ndarray)) for each in held) or bool(
+        fingerprints.of_shown_arrays(value)
+    )
 
 
 def _is_another(before: Any, now: Any) -> bool:

@@ -30,6 +30,7 @@ from sagemaker_lightning.resume.parts.roots import (
 )
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.kinds.objects import SPACES
@@ -148,7 +149,10 @@ class UserObjects(Part):
         return {
             "graph": graph,
             "unsaved": {
-                f"{each.path}.{each.name}": each.kind
+                f"{each.path}.{each.name}": [
+                    each.kind,
+                    fingerprints.of_shown_arrays(each.refused).hex(),
+                ]
                 for each in self.graph.unsaved
                 if not isinstance(each.refused, CACHE)  # results are computed again
             },
@@ -223,6 +227,8 @@ class UserObjects(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each changed value, and what has changed and could not be saved.
 
+        Of the latter, the class and a hash of the arrays that it shows.
+
         The steps of a MetricTracker are made, and compared, with the metrics.
         """
         of_trackers = tuple(f"{path}." for path in others[Metrics.key]["tracked"])
@@ -231,8 +237,9 @@ class UserObjects(Part):
 
     def why(self, name: str) -> str:
         """Return that no checkpoint can hold it, if that is why it differs."""
-        if (kind := self.resumed.of(self)["unsaved"].get(name)) is None:
+        if (unsaved := self.resumed.of(self)["unsaved"].get(name)) is None:
             return self.why_differs
+        kind, _ = unsaved
         return (
             f"{with_article(printable(str(kind))[:200])}, which no checkpoint can hold; keep "
             f"numbers, text or arrays there, or {HINT}"

@@ -19,7 +19,7 @@ from torch import Tensor
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
 from sagemaker_lightning.state.caches import kept
-from sagemaker_lightning.state.object_graph import LIBRARIES
+from sagemaker_lightning.state.object_graph import LIBRARIES, namespace
 
 HASHED_IN_FULL = 1 << 20
 """Bytes, at most, of which a cryptographic hash is taken; of more, a checksum."""
@@ -244,6 +244,18 @@ def _shown(value: Any) -> list[Any]:
                     continue
                 held += [name, shown] if type(shown) in NUMBERS_AND_TEXT else []
     return held
+
+
+def of_shown_arrays(value: Any) -> bytes:
+    """Return a hash of the arrays that an object of C code shows, alike in all processes.
+
+    Empty if it shows none.
+    """
+    if isinstance(value, (Tensor, np.ndarray, *OF_CODE)) or namespace(value):
+        return b""
+    shown = _shown(value)
+    tensors = [of_tensor(each) for each in shown if isinstance(each, Tensor)]
+    return b"".join(tensors + [of_array(each) for each in shown if isinstance(each, np.ndarray)])
 
 
 def hides_state(value: Any) -> bool:

@@ -58,6 +58,22 @@ def test_no_more_generators_are_spawned_than_a_training_has():
         generators.restore(generator, state)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        ([3], (-1,), 4),
+        ([2.5], (), 4),
+        ([3], (), 0),
+        ([3], (), 10**9),
+        ([1] * 10**5, (), 4),
+        (3, (), 4),
+    ],
+)
+def test_a_seed_that_no_generator_has_is_refused(seed):
+    with pytest.raises((ValueError, TypeError)):
+        generators.seed_sequence(*seed)
+
+
 @pytest.mark.parametrize("place", [-(10**9), -1, 625, 10**9])
 @pytest.mark.parametrize("name", ["MT19937", "Philox", "RandomState"])
 def test_a_place_outside_of_an_engines_memory_is_refused(name, place):

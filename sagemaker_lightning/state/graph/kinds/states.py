@@ -69,11 +69,11 @@ class GeneratorKind(Kind):
         return to_record(generators.state_of(value))
 
     def note_of_new(self, value: Any, note: Any) -> Any:
-        """Return the class of the generator or of its engine."""
+        """Return the class of the generator; of one of numpy's, its engine, and its seed."""
         if type(value) is np.random.Generator:
             name = type(value.bit_generator).__name__
             if name in ENGINES:
-                return name
+                return [name, *generators.seed_of(value)]
         if type(value) in (random.Random, np.random.RandomState):
             return type(value).__name__
         if type(value) is torch.Generator and value.device.type == "cpu":
@@ -82,8 +82,11 @@ class GeneratorKind(Kind):
 
     def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return a generator of that class."""
-        if note in ENGINES:
-            return np.random.Generator(getattr(np.random, note)())
+        if type(note) is list:
+            engine, *seed = note
+            if engine not in ENGINES:
+                raise refusal(self.name)
+            return np.random.Generator(getattr(np.random, engine)(generators.seed_sequence(*seed)))
         made = {
             "Random": random.Random,
             "RandomState": np.random.RandomState,

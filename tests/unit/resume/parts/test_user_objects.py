@@ -205,7 +205,7 @@ def test_what_has_changed_is_saved():
     model.body[0].bias.requires_grad_(False)
     saved = state.encode_changes()
     assert values_of(saved) == {"model.count": 2, "callbacks.0 Holding.seen": [0.5]}
-    assert saved["user_objects"]["unsaved"] == {"model.thing": "builtins.object"}
+    assert saved["user_objects"]["unsaved"] == {"model.thing": ["builtins.object", ""]}
     assert saved["user_objects"]["made"] == [("model", "thing")]
     assert saved["modes"]["eval"] == ["body", "body.0", "body.1"] and saved["modes"]["frozen"] == [
         "body.0.bias"

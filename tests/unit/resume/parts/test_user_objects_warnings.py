@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow
 import pytest
+import scipy.spatial
 import scipy.stats
 import torch
 import tqdm
@@ -246,6 +247,22 @@ def test_a_librarys_values_are_reported_if_the_code_has_no_name_for_their_class(
     curve, later = sorted(told(capsys, state))
     assert later.startswith("user_state.Model.later is a scipy.stats")
     assert curve.startswith("user_state.Model.curve is a sklearn.isotonic")
+
+
+def test_what_c_code_makes_of_arrays_is_reported_and_compared(capsys):
+    """A hook that is called again may make it of another state."""
+    model = Model(tree=None)
+    state = state_of(model)
+
+    def unsaved(rows):
+        model.tree = scipy.spatial.cKDTree(np.arange(2.0 * rows).reshape(rows, 2))
+        return state.encode_changes()[UserObjects.key]["unsaved"]
+
+    first = unsaved(3)
+    (line,) = capsys.readouterr().out.splitlines()
+    name = "user_state.Model.tree is a scipy.spatial._ckdtree.cKDTree"
+    assert line.startswith(f"warning: {name}, which no checkpoint can hold")
+    assert first == unsaved(3) != unsaved(4)
 
 
 def test_what_a_librarys_object_has_got_and_cannot_be_saved_is_reported(capsys):

@@ -358,6 +358,16 @@ def test_a_generator_draws_on_where_it_was(make_generator, is_new):
     assert draw(resumed.generator) == draw(trained.generator)
 
 
+@pytest.mark.parametrize("seed", [0, [3, 2**70], np.arange(3), None])
+def test_a_generator_that_training_has_spawned_spawns_the_same_ones(seed):
+    def change(model):
+        (model.generator,) = np.random.default_rng(seed).spawn(1)
+        model.generator.spawn(3)
+
+    trained, resumed = train(Thing, change)
+    assert draw(resumed.generator.spawn(1)[0]) == draw(trained.generator.spawn(1)[0])
+
+
 def test_a_count_that_two_objects_share_continues():
     def make():
         count = itertools.count(5)
