@@ -275,6 +275,11 @@ def _how(form: TensorForm) -> str:
     return repr((form["shape"], form["layout"], form["chunks"]))
 
 
+def _placing(tensor: Tensor) -> Any:
+    """Return how this run shares a tensor out, which may be not at all."""
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+
+
 class ShardReader:
     """Reads the tensors of a checkpoint that are shared out, as this run shares them out.
 
@@ -332,11 +337,13 @@ class ShardReader:
     def tensor(self, name: str, like: Tensor | None) -> Tensor:
         """Return a tensor, shared out as another one of the same shape.
 
-        Without one, it is shared out as the weights now are that were shared out as it was; without
-        such weights, as it was. If the other one is whole, or there is none and no mesh, so is it.
+        Without one, it is shared out as the weights now are that were shared out as it was, or of
+        these the one whose name ends its own; without such weights, as it was. If the other one is
+        whole, or there is none and no mesh, so is it.
 
         Raises:
-            UserError: It was shared out in a way that this run's mesh does not allow.
+            UserError: It was shared out in a way that this run's mesh does not allow, or it may be
+                of several weights that are shared out differently now.
         """
         form = self.forms[name]
         shape = torch.Size(form["shape"])
@@ -346,7 +353,7 @@ class ShardReader:
         if like is not None and like.shape != shape:
             like = None
         if like is None:
-            like = self._weights_by_form.get(_how(form))
+            like = self._weight_like(name, form)
         if not isinstance(like, DTensor) and (self.mesh is None or like is not None):
             made = target = torch.empty(shape, dtype=dtype)
             offsets, sizes = (0,) * len(shape), tuple(shape)
@@ -361,15 +368,34 @@ class ShardReader:
         self._fill(name, target, offsets, sizes)
         return made
 
+    def _weight_like(self, name: str, form: TensorForm) -> Tensor | None:
+        """Return a weight of this run that was shared out as a tensor was; None if there is none.
+
+        Raises:
+            UserError: There are several, which are shared out differently now.
+        """
+        weights = self._weights_by_form.get(_how(form), {})
+        own = name.rstrip("'\")]}")
+        named = [weights[each] for each in weights if own.endswith(each)]
+        candidates = named or list(weights.values())
+        if len(set(map(_placing, candidates))) > 1:
+            raise UserError(
+                f"a checkpoint holds {printable(name)[:200]}, a DTensor that may be of any of the "
+                f"weights {', '.join(sorted(weights))[:300]}, which this run shares out in other "
+                "ways; keep it in a dict by the weight's name, or give as many ranks as before, "
+                "and the same sizes of the mesh"
+            )
+        return candidates[0] if candidates else None
+
     @cached_property
-    def _weights_by_form(self) -> dict[str, Tensor]:
-        """This run's weights, by how those of the checkpoint were shared out."""
-        found: dict[str, Tensor] = {}
+    def _weights_by_form(self) -> dict[str, dict[str, Tensor]]:
+        """This run's weights, by how those of the checkpoint were shared out, and name."""
+        found: dict[str, dict[str, Tensor]] = {}
         for name, form in self.forms.items():
             _, is_weight, weight_name = name.partition(WEIGHTS)
             weight = self.like((WEIGHTS[:-1], weight_name)) if is_weight else None
             if weight is not None and list(weight.shape) == form["shape"]:
-                found.setdefault(_how(form), weight)
+                found.setdefault(_how(form), {})[weight_name] = weight
         return found
 
     def _layout(self, name: str, layout: Sequence[Any]) -> tuple[DeviceMesh, Sequence[Placement]]:

@@ -191,6 +191,26 @@ def test_what_was_shared_out_as_a_weight_is_shared_out_as_it_is_now(tmp_path: Pa
     assert found.full_tensor().equal(WHOLE)
 
 
+@pytest.mark.parametrize("name", ["average['own']", "average['own'].square", "average[1]"])
+def test_an_average_is_shared_out_as_the_weight_of_its_name(tmp_path: Path, mesh, name):
+    """Weights of one form may be split by rows and by columns in another mesh."""
+    entries = rows(tmp_path)
+    form = entries["shards"]["tensors"].pop("weight")
+    path = f"ranks/{name}"
+    names = "state_dict/other", "state_dict/own", path
+    entries["shards"]["tensors"] = dict.fromkeys(names, form)
+    weights = {
+        ("state_dict", each): distribute_tensor(torch.zeros(5, 4), mesh, [Shard(0), Shard(n)])
+        for n, each in enumerate(("other", "own"))
+    }
+    reader = shards.ShardReader(tmp_path, entries, 0, mesh, weights.get)
+    if name == "average['own']":
+        assert reader._weight_like(path, form) is weights["state_dict", "own"]
+        return
+    with pytest.raises(UserError, match="may be of any of the weights other, own, which this run"):
+        reader._weight_like(path, form)
+
+
 def test_all_ranks_hear_of_a_full_disk(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device")
