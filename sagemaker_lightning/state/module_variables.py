@@ -259,6 +259,8 @@ def _is_held(value: Any) -> bool:
     kind = kind_of(value)
     if kind is None or kind in HELD_KINDS or object_graph.is_of(type(value), *OPTIMIZERS):
         return True
+    if object_graph.is_library_iterator(value) and not _is_counter(value):
+        return True  # it is named as an attribute is, as nobody can tell where it is
     is_librarys = object_graph.is_library_class(type(value))
     return kind is OBJECT and not (is_librarys and isinstance(value, OF_LIGHTNING))
 

@@ -485,6 +485,19 @@ def test_an_iterator_is_reported_once(capsys):
     assert told(capsys, state) == []
 
 
+BATCHES = iter(DataLoader(range(4)))
+
+
+class Draws(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return next(BATCHES)
+
+
+def test_an_iterator_over_a_loader_in_a_variable_is_reported(capsys):
+    (line,) = told(capsys, state_of(Draws()))
+    assert line.startswith(f"variables.{__name__}.BATCHES is a _SingleProcessDataLoaderIter, and no")
+
+
 def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
     here, there = multiprocessing.Pipe()
     program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
