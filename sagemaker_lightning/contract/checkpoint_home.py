@@ -8,7 +8,7 @@ is there. AWS's XGBoost container goes by these marks (checkpointing.py there).
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,8 @@ UPLOADING_SUFFIX = ".sagemaker-uploading"
 UPLOADED_SUFFIX = ".sagemaker-uploaded"
 CHECKPOINT_NAME = re.compile(rf"step-(\d{{9,}})\.ckpt(?:{re.escape(IGNORED_SUFFIX)})?")
 """The name of a checkpoint to resume from."""
+FIT_NAME = re.compile(r"fit-(\d{1,9})")
+"""The folder of a trainer's second and later trainings, in that of its first."""
 
 
 class Upload(Enum):
@@ -142,9 +144,36 @@ def outlook(home: CheckpointHome, steps: list[int], in_s3: list[int]) -> Outlook
 
 
 def outlook_by_names(home: CheckpointHome) -> Outlook:
-    """Return from where the next run resumes, by the names and marks in the folder alone."""
+    """Return from where the next run resumes, by the names and marks in the folder alone.
+
+    It resumes the newest training of the trainer that has a checkpoint.
+    """
+    homes = [replace(home, folder=path) for path in (*folders_after(home.folder, 1), home.folder)]
+    home = next((each for each in homes if each.steps()), home)
     steps = home.steps()
     return outlook(home, steps, [step for step in steps if home.is_in_s3(home.path_of(step))])
+
+
+def folder_of(folder: Path, fit: int) -> Path:
+    """Return the folder for the checkpoints of one of a trainer's trainings.
+
+    Args:
+        folder: The folder of the first one.
+        fit: Which training it is, from 1.
+    """
+    return folder / f"fit-{fit}" if fit > 1 else folder
+
+
+def folders_after(folder: Path, fit: int) -> list[Path]:
+    """Return the folders of the trainings after one of them, newest first.
+
+    Args:
+        folder: The folder of the first one.
+        fit: Which training it is, from 1.
+    """
+    matches = [FIT_NAME.fullmatch(each.name) for each in folder.glob("fit-*") if each.is_dir()]
+    numbers = sorted({int(match[1]) for match in matches if match and int(match[1]) > fit})
+    return [folder_of(folder, number) for number in reversed(numbers)]
 
 
 def ends_with_container(folder: Path) -> bool:

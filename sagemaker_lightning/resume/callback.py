@@ -46,7 +46,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
     finds_hosts_by_variables,
 )
 from sagemaker_lightning.compat.random_generators import entropy_replaced
-from sagemaker_lightning.contract import rendezvous
+from sagemaker_lightning.contract import checkpoint_home, rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -309,7 +309,7 @@ class ExactResume(EarlyCallback):
         """Give the training a folder: another training of one trainer has another one."""
         self.fit = earlier_fits.next_fit(self.home.folder, trainer)
         self.seeding.turn = (self.fit,) if self.fit > 1 else ()
-        before, path = self.folder, earlier_fits.folder_of(self.home.folder, self.fit)
+        before, path = self.folder, checkpoint_home.folder_of(self.home.folder, self.fit)
         if path != before.path:
             self.folder = self._folder_of(path)
             self.trained = NOTHING_TRAINED  # the checkpoints of the one before have that
@@ -468,7 +468,7 @@ class ExactResume(EarlyCallback):
 
     def _later(self) -> CheckpointDir | None:
         """Return the newest folder of a later training that has checkpoints; None without any."""
-        folders = earlier_fits.folders_after(self.home.folder, self.fit)
+        folders = checkpoint_home.folders_after(self.home.folder, self.fit)
         later = map(self._folder_of, folders)
         return next((each for each in later if each.with_copies()), None)
 

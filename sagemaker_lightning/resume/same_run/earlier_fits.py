@@ -4,15 +4,11 @@ One Trainer may train several times, and each of its trainings has a folder of i
 that is started again calls `fit` for each: the earlier ones train nothing, and end as they did.
 """
 
-import re
 import weakref
 from pathlib import Path
 from typing import NamedTuple
 
 from pytorch_lightning import LightningModule, Trainer
-
-NAME = re.compile(r"fit-(\d{1,9})")
-"""The folder of a trainer's second and later trainings, in that of its first."""
 
 
 class _Finished(NamedTuple):
@@ -58,28 +54,6 @@ def next_fit(folder: Path, trainer: Trainer) -> int:
     """
     finished = _finished.get(folder.resolve())
     return finished.fit + (finished.trainer() is trainer) if finished else 1
-
-
-def folder_of(folder: Path, fit: int) -> Path:
-    """Return the folder for the checkpoints of one of a trainer's trainings.
-
-    Args:
-        folder: The folder of the first one.
-        fit: Which training it is, from 1.
-    """
-    return folder / f"fit-{fit}" if fit > 1 else folder
-
-
-def folders_after(folder: Path, fit: int) -> list[Path]:
-    """Return the folders of the trainings after one of them, newest first.
-
-    Args:
-        folder: The folder of the first one.
-        fit: Which training it is, from 1.
-    """
-    matches = [NAME.fullmatch(each.name) for each in folder.glob("fit-*") if each.is_dir()]
-    numbers = sorted({int(match[1]) for match in matches if match and int(match[1]) > fit})
-    return [folder_of(folder, number) for number in reversed(numbers)]
 
 
 def was_of_another_model(folder: Path, model: LightningModule) -> bool:

@@ -12,6 +12,8 @@ from sagemaker_lightning.contract.checkpoint_home import (
     Outlook,
     container_began,
     ends_with_container,
+    folder_of,
+    folders_after,
     outlook,
     outlook_by_names,
 )
@@ -59,6 +61,22 @@ def test_a_stop_outside_of_a_training_goes_by_names(tmp_path: Path):
         (folder / name).touch()
     assert home.steps() == [7, 12] and outlook_by_names(home).step == 12
     assert outlook_by_names(CheckpointHome(folder, lost="it is gone")).step == 0
+    (folder / "fit-3").mkdir()  # a later training that has no checkpoint yet
+    assert outlook_by_names(home).step == 12
+    later = folder / "fit-2" / "step-000000005.ckpt"
+    later.parent.mkdir()
+    later.touch()
+    assert outlook_by_names(home).said == f"{later} is complete"
+
+
+def test_later_trainings_are_found_by_their_folders(tmp_path: Path):
+    assert folder_of(tmp_path, 1) == tmp_path
+    for name in ("fit-2", "fit-10", "fit-3", "fit-x", "fit-", "fits", "fit-03"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fit-4").touch()
+    found = folders_after(tmp_path, 2)
+    assert found == [folder_of(tmp_path, fit) for fit in (10, 3)]
+    assert folders_after(tmp_path / "none", 1) == []
 
 
 def test_a_mark_of_an_earlier_job_is_ignored(tmp_path: Path):

@@ -495,7 +495,9 @@ class Draws(LightningModule):
 
 def test_an_iterator_over_a_loader_in_a_variable_is_reported(capsys):
     (line,) = told(capsys, state_of(Draws()))
-    assert line.startswith(f"variables.{__name__}.BATCHES is a _SingleProcessDataLoaderIter, and no")
+    assert line.startswith(
+        f"variables.{__name__}.BATCHES is a _SingleProcessDataLoaderIter, and no"
+    )
 
 
 def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):

@@ -51,13 +51,3 @@ def test_the_next_training_of_a_trainer_is_another_one():
     assert earlier_fits.next_fit(FOLDER, trainer) == 3
     assert earlier_fits.next_fit(FOLDER, another) == 2
     assert earlier_fits.next_fit(OTHER, trainer) == 1
-
-
-def test_later_trainings_are_found_by_their_folders(tmp_path: Path):
-    assert earlier_fits.folder_of(tmp_path, 1) == tmp_path
-    for name in ("fit-2", "fit-10", "fit-3", "fit-x", "fit-", "fits", "fit-03"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "fit-4").touch()
-    found = earlier_fits.folders_after(tmp_path, 2)
-    assert found == [earlier_fits.folder_of(tmp_path, fit) for fit in (10, 3)]
-    assert earlier_fits.folders_after(tmp_path / "none", 1) == []
