@@ -448,7 +448,7 @@ def _has_arrays(value: Any) -> bool:
     """Return whether an object has arrays or tensors in its attributes, or in its C code."""
     held = object_graph.namespace(value).values()
     return any(isinstance(each, (torch.Tensor, np.ndarray)) for each in held) or bool(
-        fingerprints.of_shown_arrays(value)
+        fingerprints.of_held_arrays(value)
     )
 
 

@@ -151,7 +151,7 @@ class UserObjects(Part):
             "unsaved": {
                 f"{each.path}.{each.name}": [
                     each.kind,
-                    fingerprints.of_shown_arrays(each.refused).hex(),
+                    fingerprints.of_held_arrays(each.refused).hex(),
                 ]
                 for each in self.graph.unsaved
                 if not isinstance(each.refused, CACHE)  # results are computed again
@@ -227,7 +227,7 @@ class UserObjects(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each changed value, and what has changed and could not be saved.
 
-        Of the latter, the class and a hash of the arrays that it shows.
+        Of the latter, the class and a hash of the arrays that it holds.
 
         The steps of a MetricTracker are made, and compared, with the metrics.
         """

@@ -246,16 +246,16 @@ def _shown(value: Any) -> list[Any]:
     return held
 
 
-def of_shown_arrays(value: Any) -> bytes:
-    """Return a hash of the arrays that an object of C code shows, alike in all processes.
+def of_held_arrays(value: Any) -> bytes:
+    """Return a hash of the arrays that an object of C code holds, alike in all processes.
 
-    Empty if it shows none.
+    Empty if it holds none, is an array itself, or has attributes.
     """
     if isinstance(value, (Tensor, np.ndarray, *OF_CODE)) or namespace(value):
         return b""
-    shown = _shown(value)
-    tensors = [of_tensor(each) for each in shown if isinstance(each, Tensor)]
-    return b"".join(tensors + [of_array(each) for each in shown if isinstance(each, np.ndarray)])
+    held = gc.get_referents(value)
+    tensors = [of_tensor(each) for each in held if isinstance(each, Tensor)]
+    return b"".join(tensors + [of_array(each) for each in held if isinstance(each, np.ndarray)])
 
 
 def hides_state(value: Any) -> bool:
