@@ -237,9 +237,10 @@ class UserObjects(Part):
 
     def why(self, name: str) -> str:
         """Return that no checkpoint can hold it, if that is why it differs."""
-        if (unsaved := self.resumed.of(self)["unsaved"].get(name)) is None:
+        unsaved = self.resumed.of(self)["unsaved"].get(name)
+        if type(unsaved) is not list or not unsaved:
             return self.why_differs
-        kind, _ = unsaved
+        kind = unsaved[0]
         return (
             f"{with_article(printable(str(kind))[:200])}, which no checkpoint can hold; keep "
             f"numbers, text or arrays there, or {HINT}"
