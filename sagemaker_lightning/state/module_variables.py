@@ -69,6 +69,7 @@ HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
     TENSOR,
     ARRAY,
     KINDS["bytes"],
+    KINDS["stream"],
     KINDS["flag"],
     *POSITIONED_KINDS,
 }

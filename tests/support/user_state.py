@@ -129,7 +129,7 @@ class Row:
     """A thing that no checkpoint can hold."""
 
     def __init__(self) -> None:
-        self.file = io.StringIO()
+        self.file = io.TextIOWrapper(io.BytesIO())
 
 
 UNSAVED = (

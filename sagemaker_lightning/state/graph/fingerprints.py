@@ -228,7 +228,9 @@ def _shown(value: Any) -> list[Any]:
     try:
         return [of_bytes(memoryview(value).tobytes())]
     except (TypeError, ValueError, BufferError):
-        held = [each for each in gc.get_referents(value) if not isinstance(each, OF_CODE)]
+        # A writer holds what its file writes by, and so the file.
+        referents = (_owner_of_method(each) for each in gc.get_referents(value))
+        held = [each for each in referents if not isinstance(each, OF_CODE)]
     held = [
         [part for part in each if not isinstance(part, weakref.ReferenceType)]
         if type(each) is list
@@ -244,6 +246,11 @@ def _shown(value: Any) -> list[Any]:
                     continue
                 held += [name, shown] if type(shown) in NUMBERS_AND_TEXT else []
     return held
+
+
+def _owner_of_method(value: Any) -> Any:
+    """Return the object whose method of C code a value is; any other value as it is."""
+    return value.__self__ if isinstance(value, types.BuiltinFunctionType) else value
 
 
 def of_held_arrays(value: Any) -> bytes:

@@ -43,6 +43,7 @@ from sagemaker_lightning.state.graph.kinds.states import (
     ITERATORS,
     JOINED,
     REVERSED,
+    STREAMS,
     BytesKind,
     CountKind,
     CycleKind,
@@ -51,6 +52,7 @@ from sagemaker_lightning.state.graph.kinds.states import (
     IteratorKind,
     JoinedKind,
     ReversedKind,
+    StreamKind,
     is_over_sequence,
     place_in_cycle,
     place_in_sequence,
@@ -89,6 +91,7 @@ KINDS: dict[str, Kind] = {
         GENERATOR,
         OPTIMIZER,
         BytesKind(),
+        StreamKind(),
         FlagKind(),
         CountKind(),
         IteratorKind(),
@@ -137,6 +140,8 @@ def kind_of_class(class_: type) -> Kind | None:
         return None
     if class_ in CONTAINERS:
         return CONTAINERS[class_]
+    if class_ in STREAMS:
+        return KINDS["stream"]
     if class_ in FLAGS:
         return KINDS["flag"]
     for classes, kind in BY_CLASS:

@@ -1,6 +1,7 @@
 """Objects with a state of their own and no attributes: generators, counters, shared numbers."""
 
 import ctypes
+import io
 import itertools
 import multiprocessing.sharedctypes
 import random
@@ -160,6 +161,62 @@ def memory_of(value: Any) -> memoryview:
     if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
         value = value.get_obj()
     return memoryview(value).cast("B")
+
+
+STREAMS = io.StringIO, io.BytesIO
+"""The classes of a StreamKind."""
+
+
+TEXT = "utf-8", "surrogatepass"
+"""The encoding of any text."""
+MAX_STREAM = 1 << 26
+"""Characters or bytes, at most, before the position of a stream: code writes on from there."""
+
+
+class StreamKind(Kind):
+    """A file in memory: its content is all of it, and its note where code reads and writes on."""
+
+    name = "stream"
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return the position; None of one that is closed."""
+        return [None if value.closed else value.tell()], []
+
+    def mark(self, value: Any) -> bytes:
+        """Return a hash of all of it."""
+        return b"" if value.closed else fingerprints.of_bytes(self.content(value))
+
+    def content(self, value: Any) -> Any:
+        """Return all of it as bytes."""
+        if value.closed:
+            raise NotSaved(f"closed {kind_text(value)}")
+        whole, *_ = value.__getstate__()
+        return whole.encode(*TEXT) if isinstance(whole, str) else whole
+
+    def note_of_new(self, value: Any, note: Any) -> Any:
+        """Return which class it is, how it ends lines, and the position."""
+        if value.closed:
+            raise NotSaved(f"closed {kind_text(value)}")
+        newline = value.__getstate__()[1] if type(value) is io.StringIO else None
+        return [type(value).__name__, newline, *note]
+
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
+        """Return an empty one."""
+        name, newline, _ = note
+        return io.StringIO(newline=newline) if name == "StringIO" else io.BytesIO()
+
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
+        """Replace all of it, and go to the position."""
+        position = note[-1]
+        if not isinstance(content, bytes) or type(position) is not int:
+            raise refusal(self.name)
+        if not 0 <= position <= MAX_STREAM:
+            raise refusal(self.name)
+        if type(value) is io.BytesIO:
+            value.__setstate__((content, position, None))
+        else:
+            newline = value.__getstate__()[1]
+            value.__setstate__((content.decode(*TEXT), newline, position, None))
 
 
 class FlagKind(Kind):

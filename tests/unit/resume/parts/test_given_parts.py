@@ -102,7 +102,7 @@ def test_a_part_is_not_restored_a_second_time_by_what_it_holds(tmp_path, capfd):
 
         def step(self):
             self.steps += 1
-            self.rows = [io.StringIO()]
+            self.rows = [io.TextIOWrapper(io.BytesIO())]
             return super().step()
 
     with interrupted():
@@ -165,9 +165,9 @@ def test_a_checkpoint_of_other_parts_is_refused(tmp_path, before, now, says):
 
 def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_first_checkpoint(tmp_path):
     world = World()
-    world.state_dict = lambda: {"screen": [io.StringIO()]}
+    world.state_dict = lambda: {"screen": [io.TextIOWrapper(io.BytesIO())]}
     says = (
-        r"^ExactResume\(parts=...\): state_dict\(\) of 'world' has a _io.StringIO at "
+        r"^ExactResume\(parts=...\): state_dict\(\) of 'world' has a _io.TextIOWrapper at "
         r"\['screen'\]\[0\], which no checkpoint can hold; keep numbers, text, tensors"
     )
     with pytest.raises(UserError, match=says):

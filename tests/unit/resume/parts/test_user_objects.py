@@ -615,7 +615,7 @@ def test_a_flag_of_a_dataset_is_left_if_what_it_tells_of_is_missing():
         return state_of(model, train=[DataLoader(points)]), points, model
 
     state, points, model = made()
-    points.file = model.file = io.StringIO()
+    points.file = model.file = io.TextIOWrapper(io.BytesIO())
     points.is_open = model.is_open = True
     points.count = 3
     saved = state.encode_changes()
@@ -663,7 +663,7 @@ def test_what_a_users_objects_hold_is_compared():
     """By its path, and a mode that only one of two runs has."""
     state = state_of(model := Model())
     model.count = 3
-    model.file = io.StringIO()
+    model.file = io.TextIOWrapper(io.BytesIO())
     record = state.encode_changes()["user_objects"]
     run = state.run
     none, one = ({"metrics": {"tracked": each}} for each in ({}, {"model.steps": 2}))

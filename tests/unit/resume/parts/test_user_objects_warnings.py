@@ -241,7 +241,7 @@ def test_a_librarys_values_are_reported_if_the_code_has_no_name_for_their_class(
     """A writer, such as of a table, is made again by the code that made it."""
     model = Model(later=None, curve=None, writer=None)
     state = state_of(model)
-    model.later, model.writer = scipy.stats.norm(1.0), csv.writer(io.StringIO())
+    model.later, model.writer = scipy.stats.norm(1.0), csv.writer(io.TextIOWrapper(io.BytesIO()))
     # It leaves a function out of its copies.
     model.curve = IsotonicRegression().fit(np.arange(3.0), np.arange(3.0))
     curve, later = sorted(told(capsys, state))
@@ -371,7 +371,7 @@ class Tracker:
     """Counts beside what no checkpoint can hold."""
 
     def __init__(self) -> None:
-        self.file = io.StringIO()
+        self.file = io.TextIOWrapper(io.BytesIO())
         self.count = 0
 
 
@@ -385,8 +385,8 @@ class Tracking(Model):
 
     def training_step(self, batch, batch_idx):
         self.tracker = self.tracker or Tracker()
-        self.writers = {"file": io.StringIO(), "folder": "x"}
-        self.state = {"file": io.StringIO(), "steps": 1}
+        self.writers = {"file": io.TextIOWrapper(io.BytesIO()), "folder": "x"}
+        self.state = {"file": io.TextIOWrapper(io.BytesIO()), "steps": 1}
         self.rules["name"] = re.compile("b")
         self.rules["steps"] = 2
 
@@ -399,7 +399,7 @@ def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
     lines = sorted(told(capsys, state))
     begins = [
         f"{__name__}.Tracking.rules holds a re.Pattern{first}",
-        f"{__name__}.Tracking.state holds a _io.StringIO{UNSAVED}",
+        f"{__name__}.Tracking.state holds a _io.TextIOWrapper{UNSAVED}",
         f"{__name__}.Tracking.tracker holds a {__name__}.Tracker{UNSAVED}",
     ]
     assert len(lines) == 3 and all(map(str.startswith, lines, begins))
@@ -473,7 +473,7 @@ def test_an_iterator_is_reported_once(capsys):
 
     batches = iter(DataLoader(range(4)))
     state = state_of(
-        Sharing(batches=batches, signs=itertools.cycle({1}), file=io.StringIO(), own=Saves())
+        Sharing(batches=batches, signs=itertools.cycle({1}), file=io.TextIOWrapper(io.BytesIO()), own=Saves())
     )
     lines = told(capsys, state)
     assert lines[0] == (

@@ -246,7 +246,7 @@ def test_what_is_lost_with_a_value_that_no_record_holds_is_noted():
         (unsaved,) = encode({"model": model}, start)[1]
         return unsaved.loses
 
-    file = io.StringIO()
+    file = io.TextIOWrapper(io.BytesIO())
     assert not lost(lambda model: model.writers.update(log=file, folder="x"))
     assert not lost(lambda model: model.steps.append(file))
     assert not lost(lambda model: setattr(model, "writers", [file]))
@@ -366,6 +366,32 @@ def test_a_generator_that_training_has_spawned_spawns_the_same_ones(seed):
 
     trained, resumed = train(Thing, change)
     assert draw(resumed.generator.spawn(1)[0]) == draw(trained.generator.spawn(1)[0])
+
+
+def written(stream, text):
+    """Write text to a stream, or as bytes."""
+    stream.write(text if isinstance(stream, io.StringIO) else text.encode())
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    "make_stream", [io.StringIO, io.BytesIO, functools.partial(io.StringIO, newline="\r\n")]
+)
+def test_a_file_in_memory_continues_where_it_was(make_stream, is_new):
+    def make():
+        return Thing(file=None if is_new else make_stream())
+
+    def change(model):
+        model.file = model.file or make_stream()
+        written(model.file, "first\nsecond \ud800"[: 13 - isinstance(model.file, io.BytesIO)])
+        model.file.seek(3)
+
+    trained, resumed = train(make, change)
+    for model in (trained, resumed):
+        written(model.file, "x\n")
+        assert type(model.file) is type(make_stream())
+    assert resumed.file.getvalue() == trained.file.getvalue()
+    assert resumed.file.tell() == trained.file.tell()
 
 
 def test_a_count_that_two_objects_share_continues():
