@@ -1,12 +1,13 @@
 """Private attributes of Lightning's strategies and modules that have no public way."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from lightning_fabric.plugins.environments import LightningEnvironment
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, ParallelStrategy, Strategy
+from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
 SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
 """Attributes that Lightning sets on modules, data modules and callbacks from outside.
@@ -61,6 +62,29 @@ SET_ON_TRAINER = {
 They are not among those that a user has added. On an upgrade, test_compat.py names those that
 are missing here.
 """
+
+
+@contextmanager
+def leaving_signals(are_taken: Callable[[], bool]) -> Iterator[None]:
+    """Have other trainers, within this context, install no signal handlers where ours are.
+
+    A hook may train or validate something by a trainer of its own. Its handler for SIGTERM would
+    end the program with exit status 0, in the middle of a hook.
+
+    Args:
+        are_taken: Returns whether SIGTERM stops the training to which the hook belongs.
+    """
+    register = _SignalConnector.register_signal_handlers
+
+    def register_or_leave(connector: _SignalConnector) -> None:
+        if not are_taken():
+            register(connector)
+
+    _SignalConnector.register_signal_handlers = register_or_leave  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _SignalConnector.register_signal_handlers = register  # type: ignore[method-assign]
 
 
 def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:

@@ -234,6 +234,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Trainer._signal_connector": "attribute",
             "Trainer._teardown": "(self)",
         },
+        f"{CONNECTORS}.signal_connector": {
+            "_SignalConnector.register_signal_handlers": "(self)",
+        },
         "pytorch_lightning.trainer.setup": {
             "_init_debugging_flags._val_check_time_interval": "local | absent"
         },

@@ -320,6 +320,13 @@ _entered: list[Stop] = []
 """The Stops that are entered."""
 
 
+def stops_training() -> bool:
+    """Return whether SIGTERM, if it came now, would stop a training of this process."""
+    stop = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    is_own = isinstance(stop, Stop) and stop.pid == os.getpid()
+    return is_own and stop.phase is not Phase.IDLE
+
+
 def _reset_signals_of_child() -> None:
     """Give a forked child, such as a data worker, the default handlers.
 

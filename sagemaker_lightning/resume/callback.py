@@ -44,6 +44,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
     callbacks_of,
     copies_this_process,
     finds_hosts_by_variables,
+    leaving_signals,
 )
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import checkpoint_home, rendezvous
@@ -52,7 +53,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
-from sagemaker_lightning.contract.shutdown import Stop
+from sagemaker_lightning.contract.shutdown import Stop, stops_training
 from sagemaker_lightning.data.seeded_indices import draws_undone, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
@@ -287,6 +288,7 @@ class ExactResume(EarlyCallback):
             self.changed.enter_context(entropy_replaced(unseeded.bits))
             self.changed.enter_context(torch_compile.compile_each_shape())
             self.changed.enter_context(calling_hooks_directly())
+            self.changed.enter_context(leaving_signals(stops_training))
         trains = trainer.state.fn == TrainerFn.FITTING
         if trains:
             self._join_callbacks(trainer)

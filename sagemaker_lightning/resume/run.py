@@ -160,8 +160,9 @@ class Run:
             on_cpu=trainer.strategy.root_device.type == "cpu",
         )
         self.divergence = divergence.divergence_of(trainer)
-        self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
-        self.check = ResumeCheck(trainer, folder, self.agreement.gather, options.strict)
+        gather = self.agreement.gather
+        self.same_run = SameRun(trainer, folder, options.settings, options.other_settings, gather)
+        self.check = ResumeCheck(trainer, folder, gather, options.strict)
         self.resumed: Resumption | None = None
         """The checkpoint that it resumes from; None if it begins anew."""
         self.parts = [part(self) for part in PARTS]

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from pytorch_lightning import Trainer
 
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
@@ -55,6 +55,12 @@ EQUAL_ON_ALL_RANKS = {
 LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 OPTIMIZER_STATES = "optimizer_states"
+OF_MODEL = "state_dict", OPTIMIZER_STATES, SCHEDULERS, checkpoint_file.BEFORE_HOOKS
+"""Those of them that each rank has of its own if the ranks do not train one model."""
+MOST_OF_RANKS = 1 << 30
+"""Bytes, at most, that a checkpoint has of the models of all ranks, beyond rank 0's."""
+OPTIMIZERS = "optimizer "
+"""How the names of tensors begin that are an optimizer's."""
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The type of the bits of a number, by its bytes."""
 OWN_SHARD = "own_shard"
@@ -145,15 +151,18 @@ class Snapshot:
         """
         entries = {name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS}
         exact = "".join(map(values.digest, exact_values.values()))
-        own = digest(entries) + exact.encode()
-        is_asked = self.trainer.world_size > 1 and not self.has_warned_of_ranks
-        is_asked = is_asked and mesh_of(self.trainer) is None
-        sums = sums_of_bits(self.trainer.lightning_module) if is_asked else {}
-        said = self.run.agreement.gather((own, learning_rates(self.trainer), sums))
-        self._warn_of_different_rates([rates for _, rates, _ in said])
-        self._warn_of_different_weights([sums for *_, sums in said])
-        if said[0][0] == said[self.trainer.global_rank][0]:
+        is_one_model = self.trainer.world_size > 1 and mesh_of(self.trainer) is None
+        tensors = trained_tensors(self.trainer) if is_one_model else {}
+        own = OfRank(
+            digest(entries) + exact.encode(), learning_rates(self.trainer), sums_of_bits(tensors)
+        )
+        ranks = self.run.agreement.gather(own)
+        size = sum(each.nbytes for each in tensors.values()) * (len(ranks) - 1)
+        self._warn_of_different_models(ranks, size)
+        if own == ranks[0]:
             return {"entries": {}, "exact_values": {}}
+        if (own.rates, own.sums) != (ranks[0].rates, ranks[0].sums) and size <= MOST_OF_RANKS:
+            entries |= {name: state[name] for name in OF_MODEL if name in state}
         return {"entries": entries, "exact_values": exact_values}
 
     @property
@@ -228,35 +237,45 @@ class Snapshot:
                     raise self._refusal(path, error) from None
         return _encoded(kept, known)
 
-    def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
-        """Warn, once, if the ranks have different learning rates.
+    def _warn_of_different_models(self, ranks: Sequence["OfRank"], size: int) -> None:
+        """Warn, once, if the ranks do not train one model.
 
-        Then they do not train one model any more, and a checkpoint has the weights of rank 0 only.
+        Args:
+            ranks: What the ranks have.
+            size: Bytes of the models of the other ranks.
         """
-        other_rank = next(
-            (rank for rank, own_rates in enumerate(rates) if own_rates != rates[0]), 0
-        )
-        if other_rank and not self.has_warned_of_ranks and self.trainer.is_global_zero:
-            log.warning(
-                f"the learning rates are {_formatted(rates[0])} on rank 0 and "
-                f"{_formatted(rates[other_rank])} on rank {other_rank}, so their weights "
-                "differ, too: after an interruption this run is not exact; set learning rates "
-                "from values that all ranks have, such as self.log(..., sync_dist=True)"
-            )
-        self.has_warned_of_ranks = self.has_warned_of_ranks or bool(other_rank)
-
-    def _warn_of_different_weights(self, sums: Sequence[dict[str, int]]) -> None:
-        """Warn, once, if the ranks have different weights: a checkpoint has those of rank 0."""
-        for rank, own_sums in enumerate(sums):
-            names = [name for name in sums[0] if own_sums.get(name) != sums[0][name]]
-            if names and not self.has_warned_of_ranks and self.trainer.is_global_zero:
-                log.warning(
-                    f"the weights {first_of(names)} differ on rank 0 and rank {rank}, so the ranks "
-                    "do not train one model: after an interruption this run is not exact; DDP "
-                    "reduces no gradient of what was frozen when training began, of what it "
+        first = ranks[0]
+        for rank, other in enumerate(ranks):
+            names = [name for name in first.sums if other.sums.get(name) != first.sums[name]]
+            weights = [name for name in names if not name.startswith(OPTIMIZERS)]
+            if other.rates != first.rates:
+                what = (
+                    f"the learning rates are {_formatted(first.rates)} on rank 0 and "
+                    f"{_formatted(other.rates)} on rank {rank}"
+                )
+                why = (
+                    "learning rates may be set from values that all ranks have, such as "
+                    "self.log(..., sync_dist=True)"
+                )
+            elif names:
+                of_what = f"weights {first_of(weights)}" if weights else "states of the optimizers"
+                what = f"the {of_what} differ on rank 0 and rank {rank}"
+                why = (
+                    "DDP reduces no gradient of what was frozen when training began, of what it "
                     "has to ignore, or of what no_sync() leaves out"
                 )
-            self.has_warned_of_ranks = self.has_warned_of_ranks or bool(names)
+            else:
+                continue
+            outcome = (
+                "an interrupted run continues with those of each rank, and the models that are "
+                "saved for use are rank 0's"
+                if size <= MOST_OF_RANKS
+                else f"after an interruption this run is not exact, as {size:,} bytes of the other "
+                "ranks are too many for a checkpoint"
+            )
+            if not self.has_warned_of_ranks and self.trainer.is_global_zero:
+                log.warning(f"{what}, so the ranks do not train one model: {outcome}; {why}")
+            self.has_warned_of_ranks = True
 
     def _refusal(self, path: tuple[Any, ...], error: NotSaved) -> UserError:
         """Return the error for an object that cannot be saved.
@@ -292,19 +311,48 @@ def may_have_users_objects(path: tuple[Any, ...]) -> bool:
     return path[0] not in LIGHTNING_KEYS or path[0] == SCHEDULERS
 
 
-def sums_of_bits(model: nn.Module) -> dict[str, int]:
-    """Return a sum of the bits of each parameter, by name: equal weights have equal ones.
+class OfRank(NamedTuple):
+    """What a rank has of what all ranks have alike, unless they do not train one model."""
+
+    others: bytes
+    """A digest of Lightning's other entries, which may be each rank's own."""
+    rates: list[float]
+    """The learning rates."""
+    sums: dict[str, int]
+    """What `sums_of_bits` returns of the weights and the optimizers."""
+
+
+def trained_tensors(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return the model's weights and the states of its optimizers, by name.
+
+    An optimizer whose states the ranks share has another part of them on each.
+    """
+    found = {
+        name: parameter.detach() for name, parameter in named_parameters(trainer.lightning_module)
+    }
+    for number, optimizer in enumerate(trainer.optimizers):
+        if hasattr(optimizer, "consolidate_state_dict"):
+            continue
+        trained = (weight for group in optimizer.param_groups for weight in group["params"])
+        for position, weight in enumerate(trained):
+            for key, value in optimizer.state.get(weight, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{OPTIMIZERS}{number}.{position}.{key}"] = value.detach()
+    return found
+
+
+def sums_of_bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return a sum of the bits of each tensor, by name: equal ones have equal sums.
 
     Unlike a sum of the values, it is the same on each machine.
     """
     by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
-    for name, parameter in named_parameters(model):
-        weight = parameter.detach()
-        if has_values(weight) and weight.layout == torch.strided and weight.itemsize in BITS:
-            is_whole = weight.is_contiguous() and weight.nbytes % 8 == 0  # a twelfth of the time
-            numbers = weight.view(-1).view(torch.int64) if is_whole else weight
+    for name, tensor in tensors.items():
+        if has_values(tensor) and tensor.layout == torch.strided and tensor.itemsize in BITS:
+            is_whole = tensor.is_contiguous() and tensor.nbytes % 8 == 0  # a twelfth of the time
+            numbers = tensor.view(-1).view(torch.int64) if is_whole else tensor
             bits = numbers.view(BITS[numbers.itemsize]).sum(dtype=torch.int64)
-            by_device.setdefault(weight.device, {})[name] = bits
+            by_device.setdefault(tensor.device, {})[name] = bits
     return {
         name: number
         for sums in by_device.values()  # a device is waited for once

@@ -98,7 +98,7 @@ def run_of(
     run.seeding = SimpleNamespace(seed=7)
     run.options = SimpleNamespace(trained=NOTHING_TRAINED, saves=False, later=None)
     run.agreement = SimpleNamespace(gather=gather)
-    run.same_run = SameRun(trainer, run.folder, {}, other_settings)
+    run.same_run = SameRun(trainer, run.folder, {}, other_settings, run.agreement.gather)
     run.resumed = None
     run.parts = [part(run) for part in PARTS]
     return run

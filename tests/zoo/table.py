@@ -267,6 +267,7 @@ for kind in ("adamax", "nadam", "radam", "asgd", "rprop", "adafactor", "fused"):
     add(f"optimizer: {kind}", made("optimizing.Optimized", optimizer=kind))
 add("L-BFGS", "optimizing.WithLBFGS")
 add("sharpness-aware minimization", "optimizing.SAM")
+add("a head of each rank", "optimizing.OwnHead", ranks=(2,))
 add("an optimizer with a counter", "optimizing.LookedAhead")
 add("rates by layer, a group added later", "optimizing.LayerWise")
 add(

@@ -1,7 +1,7 @@
 """Whether a checkpoint is of this run: what is refused, and what is said."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -25,6 +25,7 @@ class SameRun:
         settings: The settings that identify the run, by name.
         other_settings: Whether the run may have another learning rate, gradient clipping or
             precision than the run that saved the checkpoint.
+        gather: Returns the values of all ranks, by rank; all ranks call it.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class SameRun:
         folder: CheckpointDir,
         settings: Mapping[str, object],
         other_settings: bool,
+        gather: Callable[[Any], list[Any]],
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.settings = settings
         self.other_settings = other_settings
+        self.gather = gather
         self.before: Mapping[str, Any] = {}
         """What the checkpoint says of its run; empty without one."""
         self.file_name = ""
@@ -116,7 +119,8 @@ class SameRun:
         """Compare what `configure_optimizers` has made with that of the checkpoint's run.
 
         Lightning would load what the checkpoint has, and the arguments in the code would have no
-        effect. Call it before any hook changes the optimizers.
+        effect. Call it before any hook changes the optimizers. Rank 0's count: another rank may
+        have rates of its own.
 
         Args:
             same_limits: Whether the training has the limits that it had.
@@ -124,7 +128,7 @@ class SameRun:
         Raises:
             UserError: An argument is another one, or a class, whose state would be misread.
         """
-        self.optimizer_arguments = optimizer_arguments.describe(self.trainer)
+        self.optimizer_arguments = self.gather(optimizer_arguments.describe(self.trainer))[0]
         if not self.before:
             return
         before = self.before["optimizers"]

@@ -248,7 +248,18 @@ def _copies_attributes(value: Any) -> bool:
         make is copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
         and arguments == (class_,)
         and all(each is None for each in elements)
-        and all(name in copied and copied[name] is part for name, part in attributes(value).items())
+        and all(
+            name in copied and _is_copied(part, copied[name])
+            for name, part in attributes(value).items()
+        )
+    )
+
+
+def _is_copied(part: Any, copied: Any) -> bool:
+    """Return whether an attribute of a copy is that of the object, or an array of its values."""
+    return copied is part or (
+        type(part) is type(copied) is np.ndarray
+        and fingerprints.of_array(part) == fingerprints.of_array(copied) != b""
     )
 
 

@@ -273,6 +273,11 @@ class Holding(LightningModule):
         self.held = held
 
 
+def wrapper():
+    """Return a file that no record has."""
+    return io.TextIOWrapper(io.BytesIO())
+
+
 class Engine:
     """A user's object."""
 
@@ -288,7 +293,10 @@ NO_STATE = "state that no checkpoint holds, or a kernel that is not deterministi
     [
         (itertools.cycle({1}), f"as in {HERE}.Holding.held (a itertools.cycle)"),
         ([itertools.cycle({1})], f"as in {HERE}.Holding.held (a itertools.cycle)"),
-        (Engine(io.TextIOWrapper(io.BytesIO())), f"as in {HERE}.Engine.inner (a _io.TextIOWrapper)"),
+        (
+            Engine(wrapper()),
+            f"as in {HERE}.Engine.inner (a _io.TextIOWrapper)",
+        ),
         (Engine(3), ""),
         (logging.getLogger("x"), ""),
         (threading.Lock(), ""),
@@ -311,7 +319,7 @@ def test_state_that_no_checkpoint_holds_is_named(held, says):
 
 
 def test_three_places_of_such_state_are_enough():
-    found = causes(DifferenceKind.LOSS, Holding([Engine(io.TextIOWrapper(io.BytesIO())) for _ in range(4)]))
+    found = causes(DifferenceKind.LOSS, Holding([Engine(wrapper()) for _ in range(4)]))
     assert found.count("_io.TextIOWrapper") == 3
 
 

@@ -15,10 +15,17 @@ from short_fits import Noted, interrupted, trainer, weights
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import snapshot as snapshot_module
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.parts import epoch_position
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot, sums_of_bits
+from sagemaker_lightning.resume.snapshot import (
+    EQUAL_ON_ALL_RANKS,
+    OfRank,
+    Snapshot,
+    sums_of_bits,
+    trained_tensors,
+)
 from sagemaker_lightning.state.graph import values
 
 
@@ -46,10 +53,9 @@ def two_ranks(monkeypatch) -> Callable[..., dict]:
 
     def take(snapshot: Snapshot, rank: int, digest=None, rates=None, sums=None) -> dict:
         def gather(value):
-            is_said = isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], bytes)
-            if (rates is None and sums is None) or not is_said:
+            if (rates is None and sums is None) or not isinstance(value, OfRank):
                 return [value, value]
-            other = (digest or value[0], rates or value[1], sums or {})
+            other = OfRank(digest or value.others, rates or value.rates, sums or value.sums)
             return [other, value] if rank else [value, other]
 
         with monkeypatch.context() as patched:
@@ -87,6 +93,12 @@ def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
     assert values.decode(overrides["exact_values"]["users"]) == {("own",): np.int64(1)}
 
 
+OUTCOME = (
+    "so the ranks do not train one model: an interrupted run continues with those of each rank, "
+    "and the models that are saved for use are rank 0's; "
+)
+
+
 def test_other_learning_rates_on_a_rank_are_reported_once(tmp_path, two_ranks, capfd):
     """By rank 0."""
 
@@ -100,36 +112,55 @@ def test_other_learning_rates_on_a_rank_are_reported_once(tmp_path, two_ranks, c
     in_training(tmp_path, do)
     warnings = [line for line in capfd.readouterr().out.splitlines() if "warning" in line]
     assert warnings == [
-        "warning: the learning rates are 0.1 on rank 0 and 0.05, 0.333333 on rank 1, so their "
-        "weights differ, too: after an interruption this run is not exact; set learning rates "
-        "from values that all ranks have, such as self.log(..., sync_dist=True)"
+        f"warning: the learning rates are 0.1 on rank 0 and 0.05, 0.333333 on rank 1, {OUTCOME}"
+        "learning rates may be set from values that all ranks have, such as "
+        "self.log(..., sync_dist=True)"
     ]
 
 
-def test_other_weights_on_a_rank_are_reported_once(tmp_path, two_ranks, capfd, monkeypatch):
-    """DDP does not reduce the gradients of weights that were frozen when it wrapped the model."""
+@pytest.mark.parametrize("most", [snapshot_module.MOST_OF_RANKS, 0])
+@pytest.mark.parametrize("name", ["line.weight", "optimizer 0.1.exp_avg"])
+def test_each_rank_has_its_own_weights_if_they_differ(
+    tmp_path, two_ranks, capfd, monkeypatch, name, most
+):
+    """DDP does not reduce the gradients of weights that were frozen when it wrapped the model.
+
+    Weights may be equal where the states of optimizers are not.
+    """
 
     def do(snapshot):
         monkeypatch.setattr(pl.Trainer, "world_size", 2)
-        own = sums_of_bits(snapshot.trainer.lightning_module)
-        for sums in (own, own | {"line.weight": 5}, own | {"line.bias": 5}):
-            two_ranks(snapshot, 0, sums=sums)
+        monkeypatch.setattr(snapshot_module, "MOST_OF_RANKS", most)
+        own = sums_of_bits(trained_tensors(snapshot.trainer)) | {name: 4}
+        monkeypatch.setattr(snapshot_module, "sums_of_bits", lambda tensors: own)
+        taken[:] = [
+            two_ranks(snapshot, rank, sums=sums)["ranks"][1]["rank_overrides"]["entries"].keys()
+            for rank, sums in ((0, own), (0, own | {name: 5}), (1, own | {name: 5}))
+        ]
         monkeypatch.undo()
 
+    taken = []
     in_training(tmp_path, do)
-    (line,) = [line for line in capfd.readouterr().out.splitlines() if "warning" in line]
-    assert line.startswith("warning: the weights line.weight differ on rank 0 and rank 1, so")
-    assert "after an interruption this run is not exact" in line
+    alike, of_first, of_other = taken
+    of_model = {"state_dict", "optimizer_states", "lr_schedulers"}
+    assert not alike and not of_first
+    assert of_other & of_model == (of_model if most else set())
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "differ on rank" in line]
+    what = "weights line.weight" if name == "line.weight" else "states of the optimizers"
+    assert line.startswith(f"warning: the {what} differ on rank 0 and rank 1, so")
+    assert (OUTCOME in line) is bool(most)
+    assert ("after an interruption this run is not exact" in line) is not bool(most)
 
 
 def test_a_sum_of_bits_is_of_each_weight():
     line = torch.nn.Linear(3, 2)
-    before = sums_of_bits(line)
-    assert before.keys() == {"weight", "bias"} and sums_of_bits(line) == before
+    named = dict(line.named_parameters())
+    before = sums_of_bits(named)
+    assert before.keys() == {"weight", "bias"} and sums_of_bits(named) == before
     with torch.no_grad():
         line.weight[1, 2] += 1e-3
-    assert sums_of_bits(line)["bias"] == before["bias"]
-    assert sums_of_bits(line)["weight"] != before["weight"]
+    after = sums_of_bits(named)
+    assert after["bias"] == before["bias"] and after["weight"] != before["weight"]
 
 
 @pytest.mark.parametrize("point", [ResumePoint.VALIDATION, ResumePoint.BATCH])

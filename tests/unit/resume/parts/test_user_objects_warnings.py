@@ -473,7 +473,12 @@ def test_an_iterator_is_reported_once(capsys):
 
     batches = iter(DataLoader(range(4)))
     state = state_of(
-        Sharing(batches=batches, signs=itertools.cycle({1}), file=io.TextIOWrapper(io.BytesIO()), own=Saves())
+        Sharing(
+            batches=batches,
+            signs=itertools.cycle({1}),
+            file=io.TextIOWrapper(io.BytesIO()),
+            own=Saves(),
+        )
     )
     lines = told(capsys, state)
     assert lines[0] == (
