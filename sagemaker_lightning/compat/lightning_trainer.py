@@ -80,7 +80,7 @@ def leaving_signals(are_taken: Callable[[], bool]) -> Iterator[None]:
         if not are_taken():
             register(connector)
 
-    _SignalConnector.register_signal_handlers = register_or_leave  # type: ignore[method-assign]
+    _SignalConnector.register_signal_handlers = register_or_leave  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

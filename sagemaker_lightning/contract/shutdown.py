@@ -323,8 +323,7 @@ _entered: list[Stop] = []
 def stops_training() -> bool:
     """Return whether SIGTERM, if it came now, would stop a training of this process."""
     stop = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    is_own = isinstance(stop, Stop) and stop.pid == os.getpid()
-    return is_own and stop.phase is not Phase.IDLE
+    return isinstance(stop, Stop) and stop.pid == os.getpid() and stop.phase is not Phase.IDLE
 
 
 def _reset_signals_of_child() -> None:

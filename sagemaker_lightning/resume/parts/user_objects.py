@@ -227,7 +227,7 @@ class UserObjects(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each changed value, and what has changed and could not be saved.
 
-        Of the latter, the class and a hash of the arrays that it holds.
+        The latter is its class, and a hash of the arrays that it holds.
 
         The steps of a MetricTracker are made, and compared, with the metrics.
         """

@@ -190,14 +190,14 @@ class StreamKind(Kind):
         """Return all of it as bytes."""
         if value.closed:
             raise NotSaved(f"closed {kind_text(value)}")
-        whole, *_ = value.__getstate__()
+        whole, *_ = _state_of(value)
         return whole.encode(*TEXT) if isinstance(whole, str) else whole
 
     def note_of_new(self, value: Any, note: Any) -> Any:
         """Return which class it is, how it ends lines, and the position."""
         if value.closed:
             raise NotSaved(f"closed {kind_text(value)}")
-        newline = value.__getstate__()[1] if type(value) is io.StringIO else None
+        newline = _state_of(value)[1] if type(value) is io.StringIO else None
         return [type(value).__name__, newline, *note]
 
     def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
@@ -212,11 +212,17 @@ class StreamKind(Kind):
             raise refusal(self.name)
         if not 0 <= position <= MAX_STREAM:
             raise refusal(self.name)
-        if type(value) is io.BytesIO:
-            value.__setstate__((content, position, None))
-        else:
-            newline = value.__getstate__()[1]
-            value.__setstate__((content.decode(*TEXT), newline, position, None))
+        # How it ends lines stays as it is.
+        state: tuple[Any, ...] = (content,)
+        if type(value) is io.StringIO:
+            state = content.decode(*TEXT), _state_of(value)[1]
+        value.__setstate__((*state, position, None))
+
+
+def _state_of(stream: Any) -> tuple[Any, ...]:
+    """Return all of a stream, of one of text how it ends lines, and the position."""
+    state: tuple[Any, ...] = stream.__getstate__()
+    return state
 
 
 class FlagKind(Kind):
