@@ -168,12 +168,28 @@ def test_a_folder_with_a_name_that_no_channel_has_is_one_line(job: Job):
     job.write('input/data/a"b/file', "")
     run = job.run()
     assert run.returncode == 1 and run.stdout == (
-        f'error: {job.base}/input/data/a"b/: is no name of a channel; expected up to 64 '
+        f'error: {job.base}/input/data/a"b: is no name of a channel; expected up to 64 '
         "letters, digits and ._-\n"
     )
     assert job.failure == run.stdout
     job.write("input/config/inputdataconfig.json", "[]")  # SageMaker's own says what is a channel
     assert "inputdataconfig.json: found []" in job.run().stdout
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_in_place_of_a_channel_is_one_line(job: Job, is_link):
+    """`docker run --volume FILE:/opt/ml/input/data/training` mounts one there."""
+    path = job.base / "input/data/training"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if is_link:
+        path.symlink_to("nowhere")
+    else:
+        path.touch()
+    run = job.run()
+    assert run.returncode == 1 and run.stdout == job.failure == (
+        f"error: {path}: is no folder; expected the folder of a channel: mount one there, or mount "
+        f"a file within it ({path}/NAME)\n"
+    )
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
