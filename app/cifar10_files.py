@@ -204,13 +204,13 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
             return
     if not (folder / ARCHIVE).is_file():
         file_names = (
-            ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+            ", ".join(path.name + "/" * path.is_dir() for path in sorted(folder.iterdir())[:5])
             if folder.is_dir()
             else "no such folder"
         )
         raise Missing(
-            f"{channel}: {folder} holds no CIFAR-10 (found: {file_names or 'nothing'}); allowed "
-            f"are {ARCHIVE}, the folder {FOLDER} or the files in it"
+            f"{channel}: {folder} holds no CIFAR-10 (found: {file_names or 'nothing'}); "
+            f"expected the file {ARCHIVE}, the folder {FOLDER} or the files in it"
         )
     try:
         with tarfile.open(folder / ARCHIVE) as archive:

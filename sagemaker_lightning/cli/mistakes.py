@@ -139,7 +139,7 @@ def _line(mistake: jsonargparse_errors.Mistake, parser: ArgumentParser) -> str:
         case jsonargparse_errors.LackingFlag():
             return f"{flag}: is needed, and not given"
         case jsonargparse_errors.NoSettings(found=found):
-            return f"{flag}: found {shown(found)}, expected its settings: {flag}.NAME=VALUE"
+            return _no_settings(flag, found)
         case jsonargparse_errors.WrongValue(found=found, allowed=allowed):
             return f"{flag}: found {shown(found)}, expected {' or '.join(allowed)}"
         case jsonargparse_errors.WrongClass(found=found, bases=bases):
@@ -317,6 +317,23 @@ def unwanted(config: Namespace) -> str:
     return ""
 
 
+def _no_settings(flag: str, found: str) -> str:
+    return f"{flag}: found {shown(found)}, expected its settings: {flag}.NAME=VALUE"
+
+
+def settingless(config: Namespace, parser: ArgumentParser) -> str:
+    """Return the line for a value in the place of a group's settings; "" if there is none.
+
+    The parser accepts any value there, of a file of flags.
+    """
+    names = set(parser.get_defaults().keys())
+    groups = {name.partition(".")[0] for name in names if "." in name}
+    for group in sorted(groups - {name.removesuffix(".class_path") for name in names}):
+        if not isinstance(found := config.get(group), Namespace):
+            return _no_settings(f"--{group}", str(found))
+    return ""
+
+
 def _may_be_null(path: str, name: str) -> bool:
     """Return whether null is allowed for a class's parameter.
 
@@ -403,7 +420,7 @@ def _parser_message(parser: ArgumentParser, settings: list[flags.Setting]) -> tu
     except REFUSED as error:
         mistake = jsonargparse_errors.read(error)
         return _line(mistake, parser), mistake.is_lacking
-    return unwanted(config), False
+    return unwanted(config) or settingless(config, parser), False
 
 
 def _flag_of(line: str) -> str:
@@ -474,6 +491,9 @@ class KnownFlags:
 
     def explain(self, flag: str) -> str:
         """Return the line for an unknown flag: its replacement, similar or all flags."""
+        if not flag.strip("-"):
+            what = flag or "an empty argument"
+            return f"{what}: is no flag here; leave it out, or look at the variable that gave it"
         group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")
         if name in REPLACED:
             return f"{flag}: is no flag here; {REPLACED[name]}"

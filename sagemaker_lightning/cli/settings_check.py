@@ -14,6 +14,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.process.threads import usable_cpus
+from sagemaker_lightning.resume.callback import unsupported_flag
 from sagemaker_lightning.resume.files.best_model import metrics_in
 
 LEAST_VALUES = {
@@ -32,6 +33,8 @@ LEAST_VALUES = {
 # How many workers a data loader may have: more would only fill the memory.
 WORKERS_PER_CPU = 8
 ALWAYS_ALLOWED_WORKERS = 64
+UNSUPPORTED = "fsdp", "deepspeed"
+"""How the names of strategies begin whose runs cannot be resumed, and that need a GPU."""
 LONGEST_FILE_NAME = 220  # bytes; the file system allows 255
 
 
@@ -68,6 +71,10 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             "--trainer.val_check_interval: found 0, expected a number of batches or a fraction "
             "of an epoch; for no validation, --trainer.limit_val_batches=0"
         )
+    strategy = config.trainer.strategy
+    saves = config.resume.exact and config.trainer.enable_checkpointing is not False
+    if saves and isinstance(strategy, str) and strategy.startswith(UNSUPPORTED):
+        raise unsupported_flag(strategy)  # Lightning would ask for a GPU first
     accelerator = config.trainer.accelerator
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(

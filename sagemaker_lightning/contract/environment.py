@@ -408,7 +408,7 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
     """Return the folder of each channel in SM_CHANNELS that holds data.
 
     The variable's name has the channel's name in upper case; the toolkit changes nothing else in
-    it. Raises UserError if the variable of a channel is missing.
+    it. Raises UserError if the variable of a channel is missing or empty.
     """
     names = _json(variables, "SM_CHANNELS", list, [])
     if not names:  # outside SageMaker, SM_CHANNEL_TRAINING alone is enough
@@ -421,6 +421,12 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
     if missing:
         raise UserError(
             f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set"
+        )
+    empty = [name for name in names if not variables[f"SM_CHANNEL_{name.upper()}"]]
+    if empty:
+        raise UserError(
+            f"SM_CHANNEL_{empty[0].upper()}: found an empty text, expected the folder of the "
+            f"channel {empty[0]!r}; give it, or leave the variable out"
         )
     return {
         name: Path(variables[f"SM_CHANNEL_{name.upper()}"])

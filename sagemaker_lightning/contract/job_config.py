@@ -162,7 +162,11 @@ def _check_resources(content: dict[str, Any]) -> str:
     if type(hosts) is not list or not all(type(host) is str and host for host in hosts):
         return f"found hosts {json.dumps(hosts)[:50]}; expected a list of names"
     if content.get("current_host") not in hosts:
-        return "its current_host is not one of its hosts; expected a name of that list"
+        host = json.dumps(content.get("current_host"))[:50]
+        return (
+            f"found current_host {host}, which is not among hosts {json.dumps(hosts)[:100]}; "
+            "expected a name of that list"
+        )
     if len({*hosts}) < len(hosts):
         return f"found hosts {json.dumps(hosts)[:50]}; expected each name once"
     for name in ("network_interface_name", "current_group_name", "current_instance_type"):

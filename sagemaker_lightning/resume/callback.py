@@ -478,17 +478,9 @@ class ExactResume(EarlyCallback):
         """Return the error for a strategy whose runs cannot be resumed."""
         name = type(strategy).__name__
         copies = copies_this_process(strategy)
-        sharded = (
-            "; for a model that does not fit one device, use ModelParallelStrategy, which is "
-            "FSDP2, and call fully_shard() in configure_model()"
-        )
-        sharded = "" if copies else sharded
+        sharded = "" if copies else SHARDED
         if "--trainer.strategy" in self.settings:
-            return UserError(
-                f"--trainer.strategy: found {name}, whose runs cannot be resumed; expected ddp "
-                "and its variants, or --resume.exact=false: it trains and saves as Lightning does"
-                f"{sharded}"
-            )
+            return unsupported_flag(name, sharded)
         return UserError(
             f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
             " whose runs cannot be resumed; expected one device, or ddp and its variants in a "
@@ -617,6 +609,26 @@ class ExactResume(EarlyCallback):
             self.run.ends()
         best_model.remove_outdated(trainer, keep=0)
         self.signals.leave_done()
+
+
+SHARDED = (
+    "; for a model that does not fit one device, use ModelParallelStrategy, which is FSDP2, and "
+    "call fully_shard() in configure_model()"
+)
+"""What to do with a model for which somebody has chosen a strategy such as FSDP1."""
+
+
+def unsupported_flag(name: str, sharded: str = SHARDED) -> UserError:
+    """Return the error for --trainer.strategy with a strategy whose runs cannot be resumed.
+
+    Args:
+        name: What was found.
+        sharded: What to do with a large model, if that may be why it was chosen.
+    """
+    return UserError(
+        f"--trainer.strategy: found {name}, whose runs cannot be resumed; expected ddp and its "
+        f"variants, or --resume.exact=false: it trains and saves as Lightning does{sharded}"
+    )
 
 
 def _unpickle(class_: type[ExactResume], arguments: dict[str, Any]) -> ExactResume:

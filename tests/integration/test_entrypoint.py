@@ -253,9 +253,9 @@ def test_a_program_that_fails_fails_the_job(code: Job):
         (
             "resourceconfig.json",
             '{"current_host": "a", "hosts": ["b"]}',
-            "its current_host is not one of its hosts",
+            "which is not among hosts",
         ),
-        ("resourceconfig.json", "{}", "its current_host is not one of its hosts"),
+        ("resourceconfig.json", "{}", "which is not among hosts"),
     ],
 )
 def test_a_damaged_configuration_is_one_line(job: Job, name, text, says):

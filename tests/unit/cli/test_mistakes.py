@@ -232,6 +232,7 @@ MISTAKES = [
         ["--trainer.zzz=1"],
         "--trainer.zzz: is no flag here; --trainer has accelerator, .*; see https://",
     ),
+    ([""], "^an empty argument: is no flag here; leave it out, or look at the variable that gave "),
     (
         ["--zzz=1"],
         "^--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data, "
@@ -310,6 +311,7 @@ IN_A_FILE = [
         "--trainer.callbacks.patience: found 'y', expected int",
     ),
     ("--config", "config: others.yaml", "--zzz: is no flag here; flags are --config, "),
+    ("--config", "trainer: 5", "--trainer: found '5', expected its settings: --trainer.NAME=VALUE"),
 ]
 
 

@@ -18,8 +18,14 @@ def numbers(**values) -> Namespace:
     """Return a configuration with these settings."""
     config = Namespace()
     config["trainer"] = Namespace(
-        accelerator="cpu", logger=None, num_nodes=1, val_check_interval=None
+        accelerator="cpu",
+        logger=None,
+        num_nodes=1,
+        val_check_interval=None,
+        strategy="auto",
+        enable_checkpointing=None,
     )
+    config["resume"] = Namespace(exact=True)
     config["data"] = None
     for name, value in values.items():
         config[name] = value
@@ -46,6 +52,16 @@ def test_the_smallest_number_is_allowed_and_a_smaller_one_is_not(name):
     for value in (SMALLEST[name] - 1, float("nan")):
         with pytest.raises(UserError, match=f"found {value}, expected {SMALLEST[name]:g} or more"):
             settings_check.check(numbers(**{name: value}), environment, Application())
+
+
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed_stage_2"])
+def test_a_strategy_whose_runs_cannot_be_resumed_is_refused_before_it_asks_for_a_gpu(name):
+    environment = SageMakerEnvironment()
+    with pytest.raises(UserError, match=f"found {name}, whose runs cannot be resumed.*FSDP2"):
+        settings_check.check(numbers(**{"trainer.strategy": name}), environment, Application())
+    for without in ({"resume.exact": False}, {"trainer.enable_checkpointing": False}):
+        config = numbers(**{"trainer.strategy": name}, **without)
+        settings_check.check(config, environment, Application())
 
 
 @pytest.mark.parametrize(("cpus", "most"), [(1, 64), (8, 64), (9, 72), (100, 800)])

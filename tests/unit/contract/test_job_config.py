@@ -99,7 +99,7 @@ BROKEN = {
     "another host": (
         "resourceconfig.json",
         '{"current_host": "b", "hosts": ["a"]}',
-        "its current_host is not one of its hosts",
+        "which is not among hosts",
     ),
     "no object": ("resourceconfig.json", "[]", "found []; expected a JSON object"),
     "groups": (

@@ -451,7 +451,7 @@ LACKING = {
     "no training file": (
         [*FOUR[0], *FOUR[1][:3]],
         ["test_batch"],
-        r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
+        r"holds no CIFAR-10 \(found: cifar-10-batches-py/\).*"
         r"\(on host algo-2\)",
     ),
     "a damaged file": (
@@ -463,7 +463,7 @@ LACKING = {
     "no test file": (
         ["data_batch_1"],
         ["data_batch_2"],
-        r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
+        r"holds no CIFAR-10 \(found: cifar-10-batches-py/\).*\(on "
         r"host algo-1\)",
     ),
 }
