@@ -115,7 +115,7 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
             module = sys.modules.get(object_.__module__)
             if module is not None and vars(module) is object_.__globals__:
                 found.of_modules[module.__name__] |= names
-            for other in _modules_in(object_):
+            for other in object_graph.modules_in(object_):
                 found.of_modules[other.__name__] |= names
         elif isinstance(object_, type) and is_own(object_) and not issubclass(object_, enum.Enum):
             found.classes.append(object_)
@@ -257,6 +257,8 @@ def _is_held(value: Any) -> bool:
     """Return whether a checkpoint can have a variable's value as it has an attribute's."""
     if object_graph.is_code(value):
         return False
+    if (owner := object_graph.owner_of_method(value)) is not None:
+        return _is_held(owner)
     kind = kind_of(value)
     if kind is None or kind in HELD_KINDS or object_graph.is_of(type(value), *OPTIMIZERS):
         return True
@@ -325,7 +327,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     variables[f"{object_.__module__}.{name}"] = value
                 else:
                     digests[f"{label}.{name}"] += _digest_or_position(value)
-            variables |= _variables_of_modules(object_)
+            variables |= dict(object_graph.module_members(object_))
             if is_own(object_):  # a library's function may have got all that it wraps has
                 variables |= _variables_of(object_)
         elif isinstance(object_, type):
@@ -368,44 +370,13 @@ def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -
 
 
 def _reached(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield path and object of what code reaches, in other modules of the user's too."""
-    seen_ids = set()
-    elsewhere = _elsewhere(roots)
-    while roots:
-        further: dict[str, Any] = {}
-        for path, object_ in object_graph.walk({**elsewhere, **roots}):
-            if id(object_) not in seen_ids:
-                seen_ids.add(id(object_))
-                yield path, object_
-                if isinstance(object_, types.FunctionType):
-                    further |= _variables_of_modules(object_)
-        roots = {name: value for name, value in further.items() if id(value) not in seen_ids}
+    """Yield path and object of what code reaches; first, what is handled elsewhere."""
+    return object_graph.walk({**_elsewhere(roots), **roots})
 
 
 def _elsewhere(roots: Mapping[str, Any]) -> dict[str, Any]:
     """Return those roots that stand for objects that are handled elsewhere."""
     return {name: root for name, root in roots.items() if isinstance(root, object_graph.Elsewhere)}
-
-
-def _variables_of_modules(function: types.FunctionType) -> dict[str, Any]:
-    """Return what a user's function may read as `module.variable`, of the user's modules."""
-    names = object_graph.names_in_code(function.__code__)
-    return {
-        f"{module.__name__}.{name}": vars(module)[name]
-        for module in _modules_in(function)
-        for name in sorted(names & vars(module).keys())
-    }
-
-
-def _modules_in(function: types.FunctionType) -> list[types.ModuleType]:
-    """Return the user's modules that a function mentions."""
-    names = object_graph.names_in_code(function.__code__)
-    values = [function.__globals__[name] for name in names if name in function.__globals__]
-    return [
-        value
-        for value in values
-        if isinstance(value, types.ModuleType) and object_graph.is_own_module(value.__name__)
-    ]
 
 
 def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:

@@ -104,6 +104,8 @@ LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
 CODE = types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type
 
+METHODS_OF_C = types.BuiltinFunctionType, types.MethodWrapperType
+"""Methods of objects of C code, such as `[].append`, and functions of such code."""
 FUNCTIONS = types.FunctionType, types.MethodType
 """What a user may put in the place of a method."""
 HYPERPARAMETERS = "_hparams"
@@ -432,8 +434,12 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "func", value.__func__
+    elif isinstance(value, METHODS_OF_C):
+        if (owner := owner_of_method(value)) is not None:
+            yield "self", owner
     elif isinstance(value, types.FunctionType):
         yield from (function_members(value) if code else attributes(value).items())
+        yield from (module_members(value) if code else ())
     elif class_ is types.CellType:
         yield "value", value_of(value)
     elif isinstance(value, type):
@@ -603,6 +609,8 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
 
 def is_code(value: Any) -> bool:
     """Return whether a variable of a module or a class has a function, a class or a module."""
+    if owner_of_method(value) is not None:
+        return False
     return isinstance(value, CODE) or hasattr(type(value), "__get__")
 
 
@@ -722,6 +730,40 @@ def function_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
                 global_value = function.__globals__[name]
                 if not isinstance(global_value, type) or not is_library_class(global_value):
                     yield name, global_value
+
+
+def module_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of what a function may read as `module.variable`, of the user's modules.
+
+    The name begins with the module's.
+    """
+    names = names_in_code(function.__code__)
+    for module in modules_in(function):
+        variables = vars(module)
+        for name in sorted(names & variables.keys()):
+            yield f"{module.__name__}.{name}", variables[name]
+
+
+def modules_in(function: types.FunctionType) -> list[types.ModuleType]:
+    """Return the user's modules that a function mentions."""
+    variables = function.__globals__
+    found = (variables.get(name) for name in sorted(names_in_code(function.__code__)))
+    return [
+        value
+        for value in found
+        if isinstance(value, types.ModuleType)
+        and not is_library_module(value.__name__)
+        and is_own_module(value.__name__)
+    ]
+
+
+def owner_of_method(value: Any) -> Any:
+    """Return the object whose method of C code a value is; None for a function, or another value.
+
+    A function of C code has its module in that place, and a class's method its class.
+    """
+    owner = value.__self__ if isinstance(value, METHODS_OF_C) else None
+    return None if isinstance(owner, (types.ModuleType, type)) else owner
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
 from sagemaker_lightning.state.caches import kept
-from sagemaker_lightning.state.object_graph import LIBRARIES, namespace
+from sagemaker_lightning.state.object_graph import LIBRARIES, namespace, owner_of_method
 
 HASHED_IN_FULL = 1 << 20
 """Bytes, at most, of which a cryptographic hash is taken; of more, a checksum."""
@@ -229,7 +229,7 @@ def _shown(value: Any) -> list[Any]:
         return [of_bytes(memoryview(value).tobytes())]
     except (TypeError, ValueError, BufferError):
         # A writer holds what its file writes by, and so the file.
-        referents = (_owner_of_method(each) for each in gc.get_referents(value))
+        referents = (_of_method(each) for each in gc.get_referents(value))
         held = [each for each in referents if not isinstance(each, OF_CODE)]
     held = [
         [part for part in each if not isinstance(part, weakref.ReferenceType)]
@@ -248,9 +248,10 @@ def _shown(value: Any) -> list[Any]:
     return held
 
 
-def _owner_of_method(value: Any) -> Any:
+def _of_method(value: Any) -> Any:
     """Return the object whose method of C code a value is; any other value as it is."""
-    return value.__self__ if isinstance(value, types.BuiltinFunctionType) else value
+    owner = owner_of_method(value)
+    return value if owner is None else owner
 
 
 def of_held_arrays(value: Any) -> bytes:

@@ -33,6 +33,7 @@ from sagemaker_lightning.state.graph.kinds.objects import (
     CellKind,
     FunctionKind,
     MethodKind,
+    MethodOfCKind,
     ObjectKind,
     ReferenceKind,
     WeakReferenceKind,
@@ -63,12 +64,14 @@ from sagemaker_lightning.state.object_graph import (
     GENERATORS,
     LIBRARIES,
     LIGHTNINGS,
+    METHODS_OF_C,
     Added,
     Elsewhere,
     attributes,
     is_library_class,
     is_of,
     owner_of,
+    owner_of_method,
 )
 
 OBJECT = ObjectKind()
@@ -99,6 +102,7 @@ KINDS: dict[str, Kind] = {
         ReversedKind(),
         JoinedKind(),
         MethodKind(),
+        MethodOfCKind(),
         WeakReferenceKind("weak reference", weakref.ref),
         WeakReferenceKind("weak proxy", weakref.proxy),
         CellKind(),
@@ -174,6 +178,8 @@ def kind_of(value: Any, known: Mapping[int, "Node"] | None = None) -> Kind | Non
             kinds of their own. A library's object that was its attributes alone stays what it was.
     """
     class_ = type(value)
+    if class_ in METHODS_OF_C and owner_of_method(value) is not None:
+        return KINDS["method of C"]
     kind = kind_of_class(class_)
     if known is not None and kind in MAYBE_OPTIMIZERS and is_of(class_, *OPTIMIZERS):
         return kind if id(value) in known else OPTIMIZER

@@ -3,9 +3,11 @@
 import enum
 import types
 import weakref
-from collections import OrderedDict, deque
+from array import array
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from inspect import getattr_static
+from itertools import count, cycle
 from typing import Any, cast
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
@@ -56,6 +58,8 @@ SCRIPTED = "scripted"
 """The word before the name of an attribute that a scripted module's code in C++ has."""
 BASES = (OrderedDict, dict, list, set, deque)
 """Python's containers of which a user's class may be one."""
+OWNERS = defaultdict, bytearray, array, count, cycle
+"""More classes of Python's of whose objects a record may have methods."""
 SCALAR_BASES = int, float, complex, str, bytes
 """Python's numbers and texts, of which a user's class may be one, with attributes."""
 MADE_BY_THE_PROGRAM = (
@@ -423,6 +427,44 @@ class MethodKind(Kind):
         if not isinstance(static, types.FunctionType) or note.startswith("__"):
             raise refusal(note)
         return types.MethodType(static, owner)
+
+
+class MethodOfCKind(Kind):
+    """A bound method of code in C, such as `[].append`: its part is its object, its note its name.
+
+    A record makes those of Python's containers and iterators.
+    """
+
+    name = "method of C"
+    fills = False
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return the name and the object."""
+        return value.__name__, [value.__self__]
+
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
+        """Return the attribute's name."""
+        return ".__self__"
+
+    def note_of_new(self, value: Any, note: Any) -> Any:
+        """Return the name."""
+        if not _is_method_of_c(value.__self__, note):
+            raise NotSaved(kind_text(value))
+        return note
+
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
+        """Return the method of that name of the object."""
+        (owner,) = parts
+        if not _is_method_of_c(owner, note):
+            raise refusal(note)
+        return getattr(owner, note)
+
+
+def _is_method_of_c(owner: Any, name: Any) -> bool:
+    """Return whether one of Python's containers or iterators has a method of that name."""
+    is_plain = isinstance(name, str) and (name == "__next__" or not name.startswith("__"))
+    is_known = type(owner) in (*BASES, *OWNERS)
+    return is_plain and is_known and callable(getattr_static(type(owner), name, None))
 
 
 class WeakReferenceKind(Kind):
