@@ -190,7 +190,8 @@ def reported(
         user_error = _user_error_line(error)
         trace = "" if user_error else traceback.format_exc()
         explained = [
-            explain(type(exception).__name__, str(exception)) for exception in _with_causes(error)
+            explain(type(exception).__name__, _text_of(exception))
+            for exception in _with_causes(error)
         ]
         cause = next((line for line in explained if line.startswith(LOST_PEER)), explained[0])
         reason = cause if trace else _shortened(user_error, 900)
@@ -209,6 +210,20 @@ def reported(
             except OSError as unwritable:
                 say_last(f"error: {failure_file} could not be written: {unwritable.strerror}")
         sys.exit(1)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an error; "" if the error cannot say it.
+
+    A group's errors are the text of the group.
+    """
+    try:
+        if isinstance(error, BaseExceptionGroup):
+            within = (f"{type(each).__name__}: {_text_of(each)}" for each in error.exceptions)
+            return f"{error.message}: {'; '.join(within)}"
+        return str(error)
+    except Exception:  # of a class of the user's, which may raise anything
+        return ""
 
 
 def _note_mistake() -> None:
@@ -266,7 +281,7 @@ def _user_error_line(error: Exception) -> str:
     If a data worker or a copy of this process (strategy="ddp_spawn") raised it, torch has put that
     process's traceback in front of the text. The error of a copy is one of torch's own class.
     """
-    text = str(error)
+    text = _text_of(error)
     is_user_error = isinstance(error, UserError)
     parts = re.split(rf"^{re.escape(UserError.__module__)}\.\w+: ", text, flags=re.MULTILINE)
     if type(error).__name__ == "ProcessRaisedException" or (

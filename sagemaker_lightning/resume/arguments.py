@@ -34,6 +34,10 @@ def check(arguments: Mapping[str, Any], name: Callable[[str], str]) -> None:
         value = arguments[argument]
         if not value >= minimum:  # this refuses NaN, too
             raise UserError(f"{name(argument)}: found {value}, expected {minimum} or more")
+    if not str(arguments["dirpath"]):
+        raise UserError(
+            f"{name('dirpath')}: found an empty text, expected a folder, such as 'checkpoints'"
+        )
     if "://" in str(arguments["dirpath"]):
         raise UserError(
             f"{name('dirpath')}: found {arguments['dirpath']}, expected a folder; SageMaker "

@@ -343,6 +343,10 @@ class ExactResume(EarlyCallback):
         """
         own = (self.seeding, self.before_others, self.rank_consistency)
         others = [each for each in callbacks_of(trainer) if not any(each is mine for mine in own)]
+        if sum(callback is self for callback in others) > 1:
+            raise UserError(
+                "Trainer(callbacks=...): found one ExactResume twice; keep it in the list once"
+            )
         for callback in others:
             if isinstance(callback, ExactResume) and callback is not self:
                 raise UserError(

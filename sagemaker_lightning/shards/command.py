@@ -126,7 +126,8 @@ def index(folder: Path) -> None:
     """
     names = sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []
     if not names:
-        raise UserError(f"{folder}: found no *.tar, expected tar shards; give their folder")
+        found = "no *.tar" if folder.is_dir() else "no such folder"
+        raise UserError(f"{folder}: found {found}, expected tar shards; give their folder")
     about = [
         [name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns] for name in names
     ]
@@ -357,9 +358,13 @@ def _sample(row: dict[str, Any], table: Path) -> Sample:
 
 def size(text: str) -> int:
     """Return the bytes of a text such as 256M."""
-    number = int(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else int(text)
+    try:
+        number = int(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        expected = "expected bytes, such as 200K, 100M or 1G"
+        raise argparse.ArgumentTypeError(f"found {text!r}, {expected}")
     return number
 
 

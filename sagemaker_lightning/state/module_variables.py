@@ -65,7 +65,7 @@ That of `_abc` is of the classes of which an abstract class was asked.
 """
 NUMBER = re.compile(r"#\d+$")
 """What a name ends with if other functions have the same, such as what a function wraps."""
-HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
+HELD_KINDS = {*CONTAINERS.values()} | {
     TENSOR,
     ARRAY,
     KINDS["bytes"],
@@ -112,7 +112,8 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
             names = object_graph.names_in_code(object_.__code__)
             if object_.__name__ != "__init__":
                 found.names.update(names)
-            module = sys.modules.get(object_.__module__)
+            # What functools.wraps has wrapped names another function's module as its own.
+            module = sys.modules.get(object_.__globals__.get("__name__", ""))
             if module is not None and vars(module) is object_.__globals__:
                 found.of_modules[module.__name__] |= names
             for other in object_graph.modules_in(object_):
@@ -255,10 +256,12 @@ def _names_in_libraries(class_: type) -> frozenset[str]:
 
 def _is_held(value: Any) -> bool:
     """Return whether a checkpoint can have a variable's value as it has an attribute's."""
-    if object_graph.is_code(value):
-        return False
     if (owner := object_graph.owner_of_method(value)) is not None:
         return _is_held(owner)
+    if isinstance(value, types.MethodType):
+        return not isinstance(value.__self__, type) and _is_held(value.__self__)
+    if object_graph.is_code(value):
+        return False
     kind = kind_of(value)
     if kind is None or kind in HELD_KINDS or object_graph.is_of(type(value), *OPTIMIZERS):
         return True
@@ -324,7 +327,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 ):
                     continue
                 if name in object_.__globals__:
-                    variables[f"{object_.__module__}.{name}"] = value
+                    variables[f"{object_.__globals__.get('__name__')}.{name}"] = value
                 else:
                     digests[f"{label}.{name}"] += _digest_or_position(value)
             variables |= dict(object_graph.module_members(object_))

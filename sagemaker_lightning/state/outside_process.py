@@ -26,6 +26,10 @@ READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
 APPENDS = re.compile(r".*a.*").fullmatch
 
 
+OF_LIGHTNING = "PL_GLOBAL_SEED", "PL_SEED_WORKERS"
+"""Variables that `seed_everything` sets, for processes and workers that are started later."""
+
+
 class OutsideState:
     """What the user's code has changed outside of the process while training."""
 
@@ -47,7 +51,11 @@ class OutsideState:
 
     def changed_variables(self) -> list[str]:
         """Return the names of the variables that have other values than when they were noted."""
-        return [name for name, value in self.variables.items() if os.environ.get(name) != value]
+        return [
+            name
+            for name, value in self.variables.items()
+            if os.environ.get(name) != value and name not in OF_LIGHTNING
+        ]
 
     @contextmanager
     def watching_files(self) -> Iterator[None]:

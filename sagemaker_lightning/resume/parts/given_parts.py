@@ -18,6 +18,7 @@ from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.contract.errors import UserError, with_article
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph import values
@@ -82,8 +83,13 @@ class Parts:
         """
         states = {}
         for name, object_ in self.objects.items():
+            if (state := object_.state_dict()) is None:
+                raise UserError(
+                    f"{ARGUMENT}: state_dict() of {name!r} returned None, expected what "
+                    "load_state_dict() gets after an interruption; return it"
+                )
             try:
-                states[name] = values.encode(object_.state_dict())
+                states[name] = values.encode(state)
             except NotSaved as error:
                 where = f" at {error.path}" if error.path else ""
                 raise UserError(
@@ -110,7 +116,11 @@ class Parts:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `states` returned."""
         for name, object_ in self.objects.items():
-            object_.load_state_dict(values.decode(saved[name]))
+            try:
+                object_.load_state_dict(values.decode(saved[name]))
+            except Exception:
+                log.error(f"{ARGUMENT}: load_state_dict() of {name!r} failed, as below")
+                raise  # it is the user's to see
 
 
 class GivenParts(Part):

@@ -1,6 +1,8 @@
 """The states of random generators come back, and a forged one is refused."""
 
 import random
+import sys
+import types
 import warnings
 import zlib
 from collections import deque
@@ -185,3 +187,22 @@ def test_each_generator_has_a_seed_of_its_own_that_a_number_decides(kind):
 def test_the_operating_systems_random_numbers_have_no_state_to_keep():
     roots = {"callback": {"own": random.Random(1), "systems": random.SystemRandom()}}
     assert list(generators.find(roots)) == ["callback.own"]
+
+
+class DrawingElsewhere:
+    def step(self):
+        return helper.draw(), helper.other  # noqa: F821 (the test below has it)
+
+
+def test_generators_of_another_module_are_found(monkeypatch):
+    """As `helper.draw()`, and not only as `from helper import draw`."""
+    helper = types.ModuleType("helper_of_a_test")
+    exec("def draw():\n    return RNG.random()", vars(helper))  # noqa: S102 (as in its file)
+    helper.RNG = np.random.default_rng(0)
+    helper.other = {"rng": random.Random(0), "draw": random.Random(1).random}
+    monkeypatch.setitem(sys.modules, helper.__name__, helper)
+
+    monkeypatch.setitem(globals(), "helper", helper)
+    found = generators.find({"model": DrawingElsewhere()}).values()
+    assert {type(each) for each in found} == {np.random.Generator, random.Random}
+    assert len(found) == 3

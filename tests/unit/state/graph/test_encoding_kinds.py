@@ -18,6 +18,7 @@ import torch
 from graph_records import record_of, through_a_file, train
 from torchmetrics import MeanMetric, Metric, MinMaxMetric
 
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.nodes import LIBRARYS, kind_of
@@ -599,3 +600,30 @@ def test_the_operating_systems_random_numbers_harm_no_checkpoint():
     thing = Thing(systems=random.SystemRandom(), count=0)
     _, unsaved = record_of(lambda: thing, lambda trained: setattr(trained, "count", 1))
     assert not unsaved
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_methods_of_code_in_c_lead_to_their_objects(is_new):
+    def methods():
+        return {"push": [].append, "add": set().add, "ticket": itertools.count(1).__next__}
+
+    def make():
+        return Thing(**({} if is_new else methods()))
+
+    def change(model):
+        if is_new:
+            vars(model).update(methods())
+        model.push(model.ticket())
+        model.add("x")
+
+    trained, resumed = train(make, change)
+    for model in (trained, resumed):
+        assert (model.push.__self__, model.add.__self__, model.ticket()) == ([1], {"x"}, 2)
+
+
+def test_a_method_that_no_container_has_is_refused():
+    record, _ = record_of(Thing, lambda model: setattr(model, "push", [].append))
+    for name in ('"__class__"', '"nothing"', "3"):
+        forged = record | {"nodes": record["nodes"].replace('"append"', name)}
+        with pytest.raises(UserError, match="damaged or forged"):
+            restore({"model": (model := Thing())}, Start({"model": model}), forged)
