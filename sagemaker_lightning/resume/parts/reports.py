@@ -33,6 +33,7 @@ from sagemaker_lightning.state import (
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.encoding import Unsaved, owner_with_own_state
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
+from sagemaker_lightning.state.graph.kinds.objects import BASES
 from sagemaker_lightning.state.graph.nodes import (
     LIBRARYS,
     OBJECT,
@@ -499,6 +500,8 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         is_datas = unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
         return unsaved.changes or not is_datas or is_table(before.get(unsaved.name))
     if not unsaved.is_part:
+        if isinstance(unsaved.value, (tuple, *BASES)):
+            return True  # a library's container of values
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
         is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
         is_changed = is_changed or fingerprints.hides_state(unsaved.value)

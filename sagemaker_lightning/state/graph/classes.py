@@ -83,6 +83,8 @@ class Classes(Mapping[str, type]):
 
 def _may_be_made(class_: type) -> bool:
     """Return whether a library's class has objects that may be values, or modules of a net."""
+    if issubclass(class_, tuple):  # a named one: the code of its class does not run
+        return is_library_class(class_) and hasattr(class_, "_fields")
     if class_.__new__ is not vars(object)["__new__"]:
         return False
     if not issubclass(class_, nn.Module):

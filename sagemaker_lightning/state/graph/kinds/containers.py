@@ -4,6 +4,7 @@ import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from inspect import getattr_static
 from typing import Any
 
 from sagemaker_lightning.compat.torch_modules import METADATA
@@ -259,7 +260,10 @@ class TupleKind(Kind):
             raise refusal(note)
         made = tuple.__new__(class_, parts[:size])
         for own_name, value in zip(names, parts[size:], strict=True):
-            if type(own_name) is not str or own_name.startswith("__") or hasattr(class_, own_name):
+            if type(own_name) is not str or own_name.startswith("__"):
+                raise refusal(note)
+            # A property of that name, as of results of scipy's, reads it and stays.
+            if not isinstance(getattr_static(class_, own_name, None), (property, type(None))):
                 raise refusal(note)
             vars(made)[own_name] = value
         return made
