@@ -99,23 +99,25 @@ def rename_as_in(model: nn.Module, weights: dict[str, Any]) -> None:
                 metadata[name] = version
 
 
-def hooks_of_buckets(model: Any) -> list[tuple[Any, Any]]:
-    """Return the communication hooks that get other buckets in a process' first step than later.
+def communication_hooks(model: Any) -> list[tuple[Any, Any]]:
+    """Return the hooks by which DistributedDataParallel reduces gradients, each with its state.
 
-    DistributedDataParallel orders its buckets as the gradients of the first step arrive, unless it
-    looks for unused parameters. On an upgrade: see `register_comm_hook` and `_rebuild_buckets` in
-    torch/nn/parallel/distributed.py.
+    On an upgrade: see `register_comm_hook` in torch/nn/parallel/distributed.py.
 
     Args:
         model: The model, as the strategy has it.
-
-    Returns:
-        Each hook and its state.
     """
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return []
-    orders_buckets = model.static_graph or not model.find_unused_parameters
-    return list(model._comm_hooks) if orders_buckets else []
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    return list(model._comm_hooks) if is_ddp else []
+
+
+def orders_buckets(model: nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether hooks get other buckets in the first step of a process than later.
+
+    DistributedDataParallel orders its buckets as the gradients of the first step arrive, unless it
+    looks for unused parameters. On an upgrade: see `_rebuild_buckets` there.
+    """
+    return bool(model.static_graph or not model.find_unused_parameters)
 
 
 def named_parameters(model: nn.Module, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:

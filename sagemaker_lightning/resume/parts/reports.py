@@ -12,7 +12,12 @@ from pytorch_lightning import Trainer
 from torch import nn
 from torchmetrics import MetricTracker
 
-from sagemaker_lightning.compat.torch_modules import ELEMENTWISE_HOOKS, hooks_of_buckets, parameters
+from sagemaker_lightning.compat.torch_modules import (
+    ELEMENTWISE_HOOKS,
+    communication_hooks,
+    orders_buckets,
+    parameters,
+)
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -112,7 +117,10 @@ class Reports:
 
     def _report_hooks_of_buckets(self) -> None:
         """Print which hook of DDP's may see that a resumed run's first step has other buckets."""
-        for hook, state in hooks_of_buckets(self.trainer.strategy.model):
+        model: Any = self.trainer.strategy.model
+        for hook, state in communication_hooks(model):
+            if not orders_buckets(model):
+                continue
             keeps = state is not None and not isinstance(state, torch.distributed.ProcessGroup)
             is_by_element = getattr(hook, "__module__", "") == ELEMENTWISE_HOOKS and not keeps
             if not is_by_element and self.trainer.is_global_zero:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
@@ -14,6 +15,7 @@ from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.compat.torch_modules import (
+    communication_hooks,
     hooks_by_module,
     inner_schedulers,
     named_parameters,
@@ -110,6 +112,10 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for position, hook in enumerate(hooks_of_owner)
         if module_variables.is_own(hook)
     }
+    for position, (hook, state) in enumerate(communication_hooks(trainer.strategy.model)):
+        objects |= {f"hooks.ddp.{position}": hook} if module_variables.is_own(hook) else {}
+        if not isinstance(state, (ProcessGroup, type(None))):
+            objects[f"hooks.ddp.{position}.state"] = state
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):

@@ -116,11 +116,12 @@ def test_hooks_get_other_buckets_in_the_first_step_unless_ddp_looks_for_unused(l
     shapes: list[list[tuple[int, ...]]] = []
     layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model = DistributedDataParallel(layers, find_unused_parameters=looks_for_unused)
-    assert torch_modules.hooks_of_buckets(model) == torch_modules.hooks_of_buckets(layers) == []
+    assert torch_modules.communication_hooks(model) == []
+    assert torch_modules.communication_hooks(layers) == []
     model.register_comm_hook(shapes, hook)
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
     steps = [shapes[at : at + len(shapes) // 3] for at in range(0, len(shapes), len(shapes) // 3)]
     assert steps[1] == steps[2] and (steps[0] == steps[1]) is looks_for_unused
-    expected = [] if looks_for_unused else [(hook, shapes)]
-    assert torch_modules.hooks_of_buckets(model) == expected
+    assert torch_modules.communication_hooks(model) == [(hook, shapes)]
+    assert torch_modules.orders_buckets(model) is not looks_for_unused

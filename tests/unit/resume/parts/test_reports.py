@@ -61,7 +61,8 @@ def test_a_copy_in_memory_leaves_variables_to_the_next_checkpoint(monkeypatch, c
     ],
 )
 def test_a_hook_that_may_see_other_buckets_is_named(monkeypatch, capsys, hook, state, says):
-    monkeypatch.setattr(module_of_reports, "hooks_of_buckets", lambda model: [(hook, state)])
+    monkeypatch.setattr(module_of_reports, "communication_hooks", lambda model: [(hook, state)])
+    monkeypatch.setattr(module_of_reports, "orders_buckets", lambda model: True)
     trainer = SimpleNamespace(is_global_zero=True, strategy=SimpleNamespace(model=None))
     Reports(trainer, None)._report_hooks_of_buckets()
     assert capsys.readouterr().out.startswith(says and f"warning: {says}")
