@@ -13,6 +13,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
+from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_trainer import call_within
 
@@ -113,6 +114,13 @@ def shares_loaders(trainer: Trainer) -> bool:
     It says whether the ranks share the samples of loaders whose own samplers do not do that.
     """
     return trainer._accelerator_connector.use_distributed_sampler
+
+
+def makes_anew(trainer: Trainer, dataloader: Any) -> bool:
+    """Return whether Lightning would make another loader of one, with a sampler for each rank."""
+    return isinstance(
+        dataloader, DataLoader
+    ) and trainer._data_connector._requires_distributed_sampler(dataloader)
 
 
 def prepare_without_sampler(trainer: Trainer, dataloader: Any, shuffle: bool, mode: Any) -> Any:

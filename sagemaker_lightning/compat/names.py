@@ -112,6 +112,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         f"{CONNECTORS}.data_connector": {
             "_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)",
+            "_DataConnector._requires_distributed_sampler": "(self, dataloader)",
             "_DataConnector.prepare_data": "(self)",
         },
         f"{CONNECTORS}.accelerator_connector": {

@@ -12,6 +12,7 @@ from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
 from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.compat.random_generators import entropy_replaced
+from sagemaker_lightning.compat.torch_data import end_workers
 from sagemaker_lightning.data.deterministic import exact, of_class, restore_loader
 from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
@@ -52,6 +53,8 @@ class Seeding(Callback):
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             if mode == RunningStage.PREDICTING:
                 return lightning_loaders.prepare_as_lightning(trainer, dataloader, shuffle, mode)
+            if lightning_loaders.makes_anew(trainer, dataloader):
+                end_workers(dataloader)  # those of the loader that Lightning would make are new
             # data/deterministic.py shares batches out instead, and repeats no sample for it.
             loader = lightning_loaders.prepare_without_sampler(trainer, dataloader, shuffle, mode)
             return self._exact(trainer, loader, mode, lightning_loaders.shares_loaders(trainer))
