@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -98,6 +98,10 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
+PIPELINES = {"datasets", "torchdata", "litdata"}
+"""Those of them whose objects draw data by functions and objects that a user gives them."""
+MAX_OF_PIPELINE = 1_000
+"""Parts of a pipeline, at most, that are looked at."""
 INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
@@ -462,10 +466,45 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         if code:
             yield from _own_classes(class_)
     elif not class_.__module__.startswith(LIGHTNINGS):
-        # Such as the engine of a sequence of points, which a user has made for a model.
-        for name, member in namespace(value).items():
-            if isinstance(member, GENERATORS):
-                yield name, member
+        yield from within_librarys(value)
+
+
+def within_librarys(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of what a library's object has that is not the library's.
+
+    That is a generator, such as the engine of a sequence of points, which a user has made for a
+    model; and in the parts of a pipeline of data, functions and objects of the user's.
+    """
+    for name, member in namespace(value).items():
+        if isinstance(member, GENERATORS):
+            yield name, member
+    if type(value).__module__.partition(".")[0] not in PIPELINES:
+        return
+    seen = {id(value)}
+    waiting = deque([("", value)])
+    while waiting and len(seen) < MAX_OF_PIPELINE:
+        path, owner = waiting.popleft()
+        for name, member in _parts_of_pipeline(owner):
+            if id(member) in seen or is_leaf(type(member)):
+                continue
+            seen.add(id(member))
+            code = member if isinstance(member, FUNCTIONS) else type(member)
+            if not isinstance(member, type) and is_own_module(code.__module__ or ""):
+                yield f"{path}{name}", member
+            else:
+                waiting.append((f"{path}{name}.", member))
+
+
+def _parts_of_pipeline(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return name and value of what leads on within a pipeline: its parts, containers, partials."""
+    if isinstance(value, dict):
+        return [(str(key), each) for key, each in itertools.islice(value.items(), MAX_MEMBERS)]
+    if isinstance(value, (list, tuple)):
+        return [(str(n), each) for n, each in enumerate(value[:MAX_MEMBERS])]
+    if isinstance(value, functools.partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    is_part = type(value).__module__.partition(".")[0] in PIPELINES
+    return list(namespace(value).items()) if is_part else ()
 
 
 def _attributes_beside(value: Any, names: Container[str]) -> Iterator[tuple[str, Any]]:

@@ -37,7 +37,6 @@ from sagemaker_lightning.state.graph.kinds.base import (
 )
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.object_graph import (
-    GENERATORS,
     HYPERPARAMETERS,
     LIGHTNINGS,
     attributes,
@@ -46,6 +45,7 @@ from sagemaker_lightning.state.object_graph import (
     is_library_class,
     namespace,
     owner_of,
+    within_librarys,
 )
 
 SPACES: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], type]] = {
@@ -523,19 +523,11 @@ class ReferenceKind(Kind):
         self.name = name
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
-        """Return the object of a built-in method, and the generators in a library's object."""
-        if isinstance(value, types.BuiltinFunctionType):
-            owner = value.__self__
-            is_method = owner is not None and not isinstance(owner, (types.ModuleType, type))
-            return [".__self__"] * is_method, [owner] * is_method
+        """Return what is not a library's in a library's object."""
         if self.name == "class" or type(value).__module__.startswith(LIGHTNINGS):
             return [], []
-        found = {
-            f".{name}": member
-            for name, member in namespace(value).items()
-            if isinstance(member, GENERATORS)
-        }
-        return list(found), list(found.values())
+        found = dict(within_librarys(value))
+        return [f".{name}" for name in found], list(found.values())
 
     def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the attribute's name."""

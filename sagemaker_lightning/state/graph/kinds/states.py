@@ -206,11 +206,14 @@ class StreamKind(Kind):
         return io.StringIO(newline=newline) if name == "StringIO" else io.BytesIO()
 
     def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
-        """Replace all of it, and go to the position."""
+        """Replace all of it, unless it stays as it is, and go to the position."""
         position = note[-1]
-        if not isinstance(content, bytes) or type(position) is not int:
+        if type(position) is not int or not 0 <= position <= MAX_STREAM:
             raise refusal(self.name)
-        if not 0 <= position <= MAX_STREAM:
+        if content is None:
+            value.seek(position)
+            return
+        if not isinstance(content, bytes):
             raise refusal(self.name)
         # How it ends lines stays as it is.
         state: tuple[Any, ...] = (content,)

@@ -627,3 +627,11 @@ def test_a_method_that_no_container_has_is_refused():
         forged = record | {"nodes": record["nodes"].replace('"append"', name)}
         with pytest.raises(UserError, match="damaged or forged"):
             restore({"model": (model := Thing())}, Start({"model": model}), forged)
+
+
+def test_a_file_in_memory_that_is_only_read_goes_back_to_where_it_was():
+    file = io.StringIO("first\nsecond\n")
+    start = Start({"model": Thing(file=file)}, is_kept=True)
+    file.readline()
+    start.reset()
+    assert file.tell() == 0 and file.read() == "first\nsecond\n"
