@@ -324,11 +324,10 @@ def _no_settings(flag: str, found: str) -> str:
 def settingless(config: Namespace, parser: ArgumentParser) -> str:
     """Return the line for a value in the place of a group's settings; "" if there is none.
 
-    The parser accepts any value there, of a file of flags.
+    The parser accepts any value there, of a file of flags. A group is of the trainer's settings, or
+    of those of a callback that the program adds.
     """
-    names = set(parser.get_defaults().keys())
-    groups = {name.partition(".")[0] for name in names if "." in name}
-    for group in sorted(groups - {name.removesuffix(".class_path") for name in names}):
+    for group in ("trainer", *getattr(parser, "callback_keys", ())):
         if not isinstance(found := config.get(group), Namespace):
             return _no_settings(f"--{group}", str(found))
     return ""
