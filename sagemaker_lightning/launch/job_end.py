@@ -65,6 +65,8 @@ class Known(NamedTuple):
     """Whether that comes from a rank of this host."""
     reason_is_request: bool = False
     """Whether that is a request to stop."""
+    killed: bool = False
+    """Whether a rank was killed first. Then its launcher has asked the others to stop."""
     lacks_model: bool = False
     """Whether it did not fail, and has not written the model that it has to write."""
 
@@ -73,11 +75,12 @@ def outcome(known: Known) -> Outcome:
     """Return how a job's program ended."""
     # The program's own end says more than a reason that a rank of this host gives.
     counts = known.unexplained or known.ended_by_us or not known.reason_is_local
-    if known.reason_is_request and (known.failed or counts):
+    is_effect = known.killed and known.reason_is_local and known.reason_is_request
+    if known.reason_is_request and not is_effect and (known.failed or counts):
         return Outcome.STOPPED_ELSEWHERE
     if known.failed and known.asked:
         return Outcome.STOPPED
-    if known.reason and counts:
+    if known.reason and counts and not is_effect:
         return Outcome.FAILED_ELSEWHERE
     if known.lacks_model:
         return Outcome.STOPPED if known.asked else Outcome.NO_MODEL
@@ -127,6 +130,7 @@ def judge(
         reason=bool(reason),
         reason_is_local=bool(reason and reason.is_local),
         reason_is_request=bool(reason and reason.is_request),
+        killed=bool(failed.killed),
         lacks_model=bool(missing and needs_model),
     )
     result = outcome(known)

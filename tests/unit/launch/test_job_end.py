@@ -56,6 +56,18 @@ CASES = {
         TO_STOP | OF_A_RANK | {"failed": True},
         Outcome.STOPPED_ELSEWHERE,
     ),
+    "a rank was killed, and its launcher asked the others to stop": (
+        TO_STOP | OF_A_RANK | {"failed": True, "killed": True},
+        Outcome.FAILED,
+    ),
+    "a rank was killed, and another host was asked to stop": (
+        TO_STOP | {"failed": True, "killed": True},
+        Outcome.STOPPED_ELSEWHERE,
+    ),
+    "a rank was killed, and the job was asked to stop": (
+        TO_STOP | OF_A_RANK | {"failed": True, "killed": True, "asked": True},
+        Outcome.STOPPED,
+    ),
     "a rank was asked to stop, and all ended well": (TO_STOP | OF_A_RANK, Outcome.SUCCESS),
 }
 
