@@ -112,7 +112,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for position, hook in enumerate(hooks_of_owner)
         if module_variables.is_own(hook)
     }
-    for position, (hook, state) in enumerate(communication_hooks(trainer.strategy.model)):
+    of_strategy = communication_hooks(getattr(trainer.strategy, "model", None))
+    for position, (hook, state) in enumerate(of_strategy):
         objects |= {f"hooks.ddp.{position}": hook} if module_variables.is_own(hook) else {}
         if not isinstance(state, (ProcessGroup, type(None))):
             objects[f"hooks.ddp.{position}.state"] = state
