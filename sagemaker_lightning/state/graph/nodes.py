@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from sagemaker_lightning.compat.torch_modules import COMPILER_MODULES, SHARDING_MODULES
 from sagemaker_lightning.state.caches import kept
@@ -128,7 +129,8 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (types.CellType, KINDS["cell"]),
     (weakref.ReferenceType, KINDS["weak reference"]),
     (weakref.ProxyTypes, KINDS["weak proxy"]),
-    ((type, types.ModuleType, types.BuiltinFunctionType), CODE),
+    # What connects the ranks has no state of the training.
+    ((type, types.ModuleType, types.BuiltinFunctionType, ProcessGroup), CODE),
     (BUFFERS, KINDS["bytes"]),
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from graph_records import record_of, through_a_file, train
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torchmetrics import MeanMetric, Metric, MinMaxMetric
 
 from sagemaker_lightning.contract.errors import UserError
@@ -635,3 +636,18 @@ def test_a_file_in_memory_that_is_only_read_goes_back_to_where_it_was():
     file.readline()
     start.reset()
     assert file.tell() == 0 and file.read() == "first\nsecond\n"
+
+
+def test_what_averages_the_models_of_ranks_counts_on():
+    """It holds the group of the ranks, which each start makes anew."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        _, resumed = train(
+            lambda: Thing(averager=PeriodicModelAverager(period=4)),
+            lambda model: setattr(model.averager, "step", 3),
+        )
+        assert resumed.averager.step == 3
+        assert resumed.averager.process_group is torch.distributed.group.WORLD
+    finally:
+        torch.distributed.destroy_process_group()
