@@ -171,7 +171,7 @@ class CommandLine(LightningCLI):
             raise UserError(
                 mistakes.explain_all(parser, words, application) or mistakes.explain(error, parser)
             ) from None
-        if line := mistakes.unwanted(self.config) or mistakes.settingless(self.config, parser):
+        if line := mistakes.unwanted(self.config) or mistakes.lacking_settings(self.config, parser):
             raise UserError(mistakes.explain_all(parser, words, application) or line)
         # Taken before a seed is drawn, which differs from host to host.
         dumped = parser.dump(self.config, skip_none=False, skip_validation=True, format="json")

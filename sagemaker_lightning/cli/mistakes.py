@@ -321,7 +321,7 @@ def _no_settings(flag: str, found: str) -> str:
     return f"{flag}: found {shown(found)}, expected its settings: {flag}.NAME=VALUE"
 
 
-def settingless(config: Namespace, parser: ArgumentParser) -> str:
+def lacking_settings(config: Namespace, parser: ArgumentParser) -> str:
     """Return the line for a value in the place of a group's settings; "" if there is none.
 
     The parser accepts any value there, of a file of flags. A group is of the trainer's settings, or
@@ -419,7 +419,7 @@ def _parser_message(parser: ArgumentParser, settings: list[flags.Setting]) -> tu
     except REFUSED as error:
         mistake = jsonargparse_errors.read(error)
         return _line(mistake, parser), mistake.is_lacking
-    return unwanted(config) or settingless(config, parser), False
+    return unwanted(config) or lacking_settings(config, parser), False
 
 
 def _flag_of(line: str) -> str:

@@ -116,8 +116,8 @@ def shares_loaders(trainer: Trainer) -> bool:
     return trainer._accelerator_connector.use_distributed_sampler
 
 
-def makes_anew(trainer: Trainer, dataloader: Any) -> bool:
-    """Return whether Lightning would make another loader of one, with a sampler for each rank."""
+def replaces_loader(trainer: Trainer, dataloader: Any) -> bool:
+    """Return whether Lightning would put a loader with a sampler for each rank in one's place."""
     return isinstance(
         dataloader, DataLoader
     ) and trainer._data_connector._requires_distributed_sampler(dataloader)

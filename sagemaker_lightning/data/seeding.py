@@ -53,7 +53,7 @@ class Seeding(Callback):
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             if mode == RunningStage.PREDICTING:
                 return lightning_loaders.prepare_as_lightning(trainer, dataloader, shuffle, mode)
-            if lightning_loaders.makes_anew(trainer, dataloader):
+            if lightning_loaders.replaces_loader(trainer, dataloader):
                 end_workers(dataloader)  # those of the loader that Lightning would make are new
             # data/deterministic.py shares batches out instead, and repeats no sample for it.
             loader = lightning_loaders.prepare_without_sampler(trainer, dataloader, shuffle, mode)

@@ -151,8 +151,8 @@ class Snapshot:
         """
         entries = {name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS}
         exact = "".join(map(values.digest, exact_values.values()))
-        is_one_model = self.trainer.world_size > 1 and mesh_of(self.trainer) is None
-        tensors = trained_tensors(self.trainer) if is_one_model else {}
+        has_copies = self.trainer.world_size > 1 and mesh_of(self.trainer) is None
+        tensors = trained_tensors(self.trainer) if has_copies else {}
         own = OfRank(
             digest(entries) + exact.encode(), learning_rates(self.trainer), sums_of_bits(tensors)
         )

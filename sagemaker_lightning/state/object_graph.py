@@ -256,9 +256,10 @@ def is_of(class_: type, *bases: type) -> bool:
 @kept
 def is_own_module(name: str) -> bool:
     """Return whether the user has written a module, given by its name."""
+    if is_library_module(name):  # most are, and to take a path apart takes time
+        return False
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-    is_library = name.partition(".")[0] in LIBRARIES
-    return not is_library and INSTALLED.isdisjoint(file.parts)
+    return INSTALLED.isdisjoint(file.parts)
 
 
 def is_library_module(name: str) -> bool:
@@ -466,11 +467,11 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         if code:
             yield from _own_classes(class_)
     elif not class_.__module__.startswith(LIGHTNINGS):
-        yield from within_librarys(value)
+        yield from users_members(value)
 
 
-def within_librarys(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of what a library's object has that is not the library's.
+def users_members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of what is the user's in a library's object.
 
     That is a generator, such as the engine of a sequence of points, which a user has made for a
     model; and in the parts of a pipeline of data, functions and objects of the user's.
@@ -790,9 +791,7 @@ def modules_in(function: types.FunctionType) -> list[types.ModuleType]:
     return [
         value
         for value in found
-        if isinstance(value, types.ModuleType)
-        and not is_library_module(value.__name__)
-        and is_own_module(value.__name__)
+        if isinstance(value, types.ModuleType) and is_own_module(value.__name__)
     ]
 
 

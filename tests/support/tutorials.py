@@ -520,8 +520,8 @@ def main() -> None:
     job = SageMakerEnvironment.read()
     with report_failures(job):
         case = sys.argv[1]
-        is_one_model = case in ONE_MODEL
-        models, results = one_model(job, ONE_MODEL[case]) if is_one_model else globals()[case](job)
+        has_copies = case in ONE_MODEL
+        models, results = one_model(job, ONE_MODEL[case]) if has_copies else globals()[case](job)
         state = [each.numpy().tobytes() for one in models for each in one.state_dict().values()]
         print("WEIGHTS", hashlib.sha256(b"".join(state)).hexdigest(), flush=True)
         print("BEST", results, flush=True)

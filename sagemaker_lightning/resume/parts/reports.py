@@ -119,11 +119,9 @@ class Reports:
         """Print which hook of DDP's may see that a resumed run's first step has other buckets."""
         model: Any = self.trainer.strategy.model
         for hook, state in communication_hooks(model):
-            if not orders_buckets(model):
-                continue
             keeps = state is not None and not isinstance(state, torch.distributed.ProcessGroup)
             is_by_element = getattr(hook, "__module__", "") == ELEMENTWISE_HOOKS and not keeps
-            if not is_by_element and self.trainer.is_global_zero:
+            if orders_buckets(model) and not is_by_element and self.trainer.is_global_zero:
                 name = getattr(hook, "__qualname__", class_name(type(hook)))
                 log.warning(
                     f"{printable(name)} gets the gradients of DDP in other buckets in the first "
@@ -457,7 +455,7 @@ def _has_arrays(value: Any) -> bool:
     """Return whether an object has arrays or tensors in its attributes, or in its C code."""
     held = object_graph.namespace(value).values()
     return any(isinstance(each, (torch.Tensor, np.ndarray)) for each in held) or bool(
-        fingerprints.of_held_arrays(value)
+        fingerprints.held_arrays(value)
     )
 
 

@@ -254,16 +254,22 @@ def _of_method(value: Any) -> Any:
     return value if owner is None else owner
 
 
-def of_held_arrays(value: Any) -> bytes:
-    """Return a hash of the arrays that an object of C code holds, alike in all processes.
+def held_arrays(value: Any) -> list[Tensor | np.ndarray]:
+    """Return the tensors and arrays that an object of C code holds.
 
-    Empty if it holds none, is an array itself, or has attributes.
+    None if it is an array itself, or has attributes.
     """
     if isinstance(value, (Tensor, np.ndarray, *OF_CODE)) or namespace(value):
-        return b""
-    held = gc.get_referents(value)
-    tensors = [of_tensor(each) for each in held if isinstance(each, Tensor)]
-    return b"".join(tensors + [of_array(each) for each in held if isinstance(each, np.ndarray)])
+        return []
+    return [each for each in gc.get_referents(value) if isinstance(each, (Tensor, np.ndarray))]
+
+
+def of_held_arrays(value: Any) -> bytes:
+    """Return a hash of what `held_arrays` returns, alike in all processes; empty for nothing."""
+    return b"".join(
+        of_tensor(each) if isinstance(each, Tensor) else of_array(each)
+        for each in held_arrays(value)
+    )
 
 
 def hides_state(value: Any) -> bool:

@@ -45,7 +45,7 @@ from sagemaker_lightning.state.object_graph import (
     is_library_class,
     namespace,
     owner_of,
-    within_librarys,
+    users_members,
 )
 
 SPACES: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], type]] = {
@@ -523,10 +523,10 @@ class ReferenceKind(Kind):
         self.name = name
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
-        """Return what is not a library's in a library's object."""
+        """Return what is the user's in a library's object."""
         if self.name == "class" or type(value).__module__.startswith(LIGHTNINGS):
             return [], []
-        found = dict(within_librarys(value))
+        found = dict(users_members(value))
         return [f".{name}" for name in found], list(found.values())
 
     def step(self, note: Any, parts: list[Any], index: int) -> str:
