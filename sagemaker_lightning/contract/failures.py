@@ -119,6 +119,12 @@ NO_MESSAGE = re.compile(
     r"terminate called after throwing |\[[EWIF]\d{4} "
     r"|(\[rank: \d+\] )?Child process with PID \d+ terminated with code |error: .* \[host .*\]$"
 )
+CHILD_FAILED = "ChildFailedError"
+"""The error by which torchrun says that a rank has failed."""
+# A line of a launcher's about a rank: Lightning's, torchrun's.
+OF_A_LAUNCHER = re.compile(
+    r"(\[rank: \d+\] )?Child process with PID \d+ |[EW]\d{4} .*torch/distributed/"
+)
 # What Python prints between an exception and the next one, which the first has led to
 # (traceback.py).
 CHAIN_LINES = (
@@ -357,7 +363,7 @@ def last_error(stderr: str) -> tuple[str, str]:
             ),
             None,
         )
-        if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
+        if end and not re.search(rf"\b{CHILD_FAILED}\b|SignalException", lines[end]):
             after = takewhile(lambda line: not NO_MESSAGE.match(line), lines[end + 1 :])
             # The lines after the exception's first are its message, if there are only a few, and
             # if it has one.
@@ -383,8 +389,11 @@ def last_error(stderr: str) -> tuple[str, str]:
         return fatal[1], fatal[2]
     if syntax := SYNTAX.search(stderr):
         return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
+    # What a launcher writes about a rank that has ended says less than that rank's own last line.
     # process/start_notice.py writes the lines that begin with "starting: ".
-    written = [line.strip() for line in lines if line.strip() and not line.startswith("starting: ")]
+    own = lines[: starts[0]] if CHILD_FAILED in stderr else lines
+    written = [line.strip() for line in own if line.strip() and not line.startswith("starting: ")]
+    written = [line for line in written if not OF_A_LAUNCHER.match(line)] or written
     last_line = written[-1] if written else ""
     if re.search(HOST_MEMORY, last_line, re.IGNORECASE):  # the linker's or glibc's
         return explain("it wrote", last_line), ""

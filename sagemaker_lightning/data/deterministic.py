@@ -36,7 +36,12 @@ from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import Plan, SeededSamplesWithState, drawing, has_state
-from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES, added_to
+from sagemaker_lightning.state.object_graph import (
+    LOADER_ATTRIBUTES,
+    added_to,
+    is_library_class,
+    users_members,
+)
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
@@ -222,9 +227,20 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
     A resumed iteration needs them as they were when it began: workers have copies of them, samples
     are drawn from them again, and an order may depend on them, such as on their number.
     """
-    if not isinstance(loader, DataLoader) or (stateful and not _is_of_library(loader, "torchdata")):
-        return {}  # it may be part of the state that a library's loader saves
+    if not isinstance(loader, DataLoader):
+        return {}
+    if stateful and not _is_of_library(loader, "torchdata"):
+        return members_beside(loader)
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+
+
+def members_beside(loader: Any) -> dict[str, Any]:
+    """Return what a user has given to a library's dataset, such as a transform, by name.
+
+    Another dataset is part of the state that a loader saves. It is {} for other loaders.
+    """
+    dataset = getattr(loader, "dataset", None)
+    return dict(users_members(dataset)) if is_library_class(type(dataset)) else {}
 
 
 def saves_between_epochs(loader: Any) -> bool:

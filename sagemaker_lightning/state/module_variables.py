@@ -115,9 +115,11 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
             # What functools.wraps has wrapped names another function's module as its own.
             module = sys.modules.get(object_.__globals__.get("__name__", ""))
             if module is not None and vars(module) is object_.__globals__:
+                if "globals" in names:
+                    names = names | object_graph.names_of_variables(vars(module))
                 found.of_modules[module.__name__] |= names
-            for other in object_graph.modules_in(object_):
-                found.of_modules[other.__name__] |= names
+            for other, others_names in object_graph.modules_in(object_).items():
+                found.of_modules[other.__name__] |= others_names
         elif isinstance(object_, type) and is_own(object_) and not issubclass(object_, enum.Enum):
             found.classes.append(object_)
             found.of_code.update(replaced_code.places_of_class(object_))

@@ -112,6 +112,8 @@ METHODS_OF_C = types.BuiltinFunctionType, types.MethodWrapperType
 """Methods of objects of C code, such as `[].append`, and functions of such code."""
 FUNCTIONS = types.FunctionType, types.MethodType
 """What a user may put in the place of a method."""
+BY_TEXT = {"getattr", "setattr", "vars", "__dict__", "globals", "attrgetter", "methodcaller"}
+"""What code mentions that reads or sets variables whose names only a text has."""
 HYPERPARAMETERS = "_hparams"
 """The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
 
@@ -455,7 +457,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
                 if not name.startswith("__") or callable(member)
             )
             yield from _own_classes(class_)  # a metaclass, which may keep the only instances
-    elif (
+    elif not _are_library_iterators(class_) and (
         not is_library_class(class_)
         or isinstance(value, ENTERED_CLASSES)
         or class_.__module__.startswith(("torchvision", "torch.utils"))
@@ -765,7 +767,10 @@ def function_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield "defaults", function.__defaults__ or ()
     yield "kwdefaults", function.__kwdefaults__ or {}
     if (function.__module__ or "").partition(".")[0] not in LIBRARIES:
-        for name in sorted(names_in_code(function.__code__)):
+        names = names_in_code(function.__code__)
+        if "globals" in names:
+            names = names | names_of_variables(function.__globals__)
+        for name in sorted(names):
             if name in function.__globals__:
                 global_value = function.__globals__[name]
                 if not isinstance(global_value, type) or not is_library_class(global_value):
@@ -777,22 +782,30 @@ def module_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
     The name begins with the module's.
     """
-    names = names_in_code(function.__code__)
-    for module in modules_in(function):
+    for module, names in modules_in(function).items():
         variables = vars(module)
         for name in sorted(names & variables.keys()):
             yield f"{module.__name__}.{name}", variables[name]
 
 
-def modules_in(function: types.FunctionType) -> list[types.ModuleType]:
-    """Return the user's modules that a function mentions."""
-    variables = function.__globals__
-    found = (variables.get(name) for name in sorted(names_in_code(function.__code__)))
-    return [
-        value
-        for value in found
-        if isinstance(value, types.ModuleType) and is_own_module(value.__name__)
-    ]
+def modules_in(function: types.FunctionType) -> dict[types.ModuleType, frozenset[str]]:
+    """Return the user's modules that a function mentions, and the names it may read in each.
+
+    They are the names in its code; all of the module's, if it may read one that a text has.
+    """
+    names = names_in_code(function.__code__)
+    by_text = not BY_TEXT.isdisjoint(names)
+    found = (function.__globals__.get(name) for name in sorted(names))
+    return {
+        module: names | names_of_variables(vars(module)) if by_text else names
+        for module in found
+        if isinstance(module, types.ModuleType) and is_own_module(module.__name__)
+    }
+
+
+def names_of_variables(variables: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of a module's variables, but for those that Python sets."""
+    return frozenset(name for name in variables if not name.startswith("__"))
 
 
 def owner_of_method(value: Any) -> Any:

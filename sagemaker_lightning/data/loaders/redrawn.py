@@ -22,7 +22,7 @@ from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
-from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, Shared, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.pool_draws import PoolDraws
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -180,10 +180,12 @@ class Redrawn(UnplacedLoader):
         first_digest = digest_of(batch)
         self.order.return_to(order)
         self.data.return_to(data)
+        shared = Shared(self.loader)  # as one draw leaves it
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)
         repeated = next(self.iterator, NO_BATCH)
+        shared.return_to_it()
         self._put_back(repeated)
         if first_digest != digest_of(repeated):
             self._note_different()
@@ -273,6 +275,7 @@ class Redrawn(UnplacedLoader):
         )
         going_on.epoch = self.epoch
         going_on.begun = self.begun
+        shared = Shared(self.loader)
         try:
             resumed.give_back(saved)
             resumed.prepare(self.epoch, saved, must_prove=False)
@@ -282,6 +285,8 @@ class Redrawn(UnplacedLoader):
                 digests.append(digest_of(next(each.iterator, NO_BATCH)))
         except Exception:  # it is the user's code, or a library's
             return False
+        finally:
+            shared.return_to_it()
         return digests[0] == digests[1]
 
 

@@ -4,6 +4,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 from sagemaker_lightning.compat.torch_data import has_iterator
 from sagemaker_lightning.data.deterministic import data_of, keeps_workers, order_of, plan
 from sagemaker_lightning.data.seeded_indices import seed_all
-from sagemaker_lightning.state import batch_digest
+from sagemaker_lightning.state import batch_digest, generators, object_graph
+from sagemaker_lightning.state.graph.nodes import GENERATOR
 from sagemaker_lightning.state.graph.state import GraphState
 from sagemaker_lightning.state.graph.text import Record
+from sagemaker_lightning.state.module_variables import held_variables, mentioned_variables
 
 NO_BATCH = "no batch"
 
@@ -29,6 +32,32 @@ def name_of(loader: Any) -> str:
     is_own = type(loader).__module__.partition(".")[0] not in ("torch", "torchdata")
     kind = type(loader if is_own else getattr(loader, "dataset", loader))
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Shared:
+    """What a loader shares with its copies, as it is now: what functions keep.
+
+    It is in their variables and defaults, and may be generators.
+
+    Args:
+        loader: The loader.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        reached = [*object_graph.walk({"loader": loader})]
+        code = {path: each for path, each in reached if type(each) is FunctionType}
+        roots = code | held_variables(mentioned_variables(code))
+        self.state = GraphState(lambda: roots, is_kept=True)
+        self.before = self.state.encode()
+        self.generators = [
+            (each, GENERATOR.content(each)) for each in generators.find(roots).values()
+        ]
+
+    def return_to_it(self) -> None:
+        """Undo what a trial has changed."""
+        self.state.return_to(self.before)
+        for generator, state in self.generators:
+            GENERATOR.fill(generator, None, [], state)
 
 
 class ResumableLoader(ABC):

@@ -11,7 +11,7 @@ from sagemaker_lightning.data.deterministic import (
     leaves_its_rest,
     plan,
 )
-from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, Shared, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import values
@@ -35,7 +35,11 @@ class Stateful(UnplacedLoader):
         copies, as one whose position is in memory that processes share, these prove nothing: its
         state is relied on.
         """
-        return self._goes_on_in_copies() or self._moves_with_copies()
+        shared = Shared(self.loader)
+        try:
+            return self._goes_on_in_copies() or self._moves_with_copies()
+        finally:
+            shared.return_to_it()
 
     def _moves_with_copies(self) -> bool:
         """Return whether the loader has another state once something was drawn from a copy."""

@@ -21,6 +21,7 @@ from sagemaker_lightning.compat.torch_modules import (
     named_parameters,
     step_hooks,
 )
+from sagemaker_lightning.data.deterministic import members_beside
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import parts_of
@@ -117,9 +118,16 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         objects |= {f"hooks.ddp.{position}": hook} if module_variables.is_own(hook) else {}
         if not isinstance(state, (ProcessGroup, type(None))):
             objects[f"hooks.ddp.{position}.state"] = state
+    saving: dict[str, Any] = {}  # loaders that save themselves, but not what their code has
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flattened(loaders)):
-            if not has_state(loader):
+            if has_state(loader):
+                saving[f"{stage}.{number}"] = loader
+                objects |= {
+                    f"{stage}.{number}.{name}": each
+                    for name, each in members_beside(loader).items()
+                }
+            else:
                 parts = {name: getattr(loader, name, None) for name in PARTS}
                 if isinstance(loader, DataLoader):
                     parts[LOADER] = added_to(loader, but=("collate_fn",))
@@ -131,7 +139,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
                     if name not in SAMPLERS or not has_state(part)
                 }
     objects |= _additions(trainer)
-    return objects | module_variables.held_variables(_mentioned(trainer, objects))
+    return objects | module_variables.held_variables(_mentioned(trainer, objects | saving))
 
 
 _newest: tuple[tuple[Any, ...], list[Any], module_variables.Mentioned] | None = None

@@ -327,6 +327,20 @@ def test_an_error_with_all_of_its_lines(stderr, says, trace):
 
 
 @pytest.mark.parametrize(
+    "launcher",
+    [
+        "[rank: 1] Child process with PID 7 terminated with code 1. Forcefully terminating all\n",
+        "Child process with PID 7 terminated with code 1\n",
+        "E1128 15:30:00.100000 7 torch/distributed/elastic/multiprocessing/api.py:984] failed\n"
+        + TRACE
+        + "torch.distributed.elastic.errors.ChildFailedError: \n====\na.py FAILED\n",
+    ],
+)
+def test_the_last_line_of_a_rank_says_more_than_its_launcher(launcher):
+    assert last_error(f"loading\nno rows in rows.csv\n{launcher}") == ("no rows in rows.csv", "")
+
+
+@pytest.mark.parametrize(
     ("stderr", "says"),
     [
         (

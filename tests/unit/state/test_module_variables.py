@@ -647,6 +647,27 @@ def test_variables_of_other_modules_whose_functions_are_called_are_compared():
     assert changed_variables(before, after) == ["a_users_helpers.CALLS"]
 
 
+def calls_by_a_name(samples, name="count"):
+    getattr(HELPERS, name)()
+    return samples
+
+
+def reads_by_a_name(name="HELPERS"):
+    return globals()[name]
+
+
+def test_variables_that_only_a_text_names_are_found():
+    roots = {"collate_fn": calls_by_a_name}
+    before = variable_digests(roots, {})
+    calls_by_a_name([])
+    after = variable_digests(roots, {})
+    assert changed_variables(before, after) == ["a_users_helpers.CALLS"]
+    mentioned = module_variables.mentioned_variables(roots)
+    assert mentioned.of_modules["a_users_helpers"] >= {"CALLS", "count"}
+    mentioned = module_variables.mentioned_variables({"function": reads_by_a_name})
+    assert mentioned.of_modules[__name__] >= {"HOLDER", "calls_a_helper"}
+
+
 def test_modules_whose_functions_call_each_other_are_read_once(monkeypatch):
     modules = {name: types.ModuleType(f"a_users_{name}") for name in ("one", "other")}
     for name, called in (("one", "other"), ("other", "one")):

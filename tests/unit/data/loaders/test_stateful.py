@@ -189,18 +189,34 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_reported():
     assert values.decode(combined.states(fetcher, True)["ahead"]) == []
 
 
-def test_states_are_taken_only_when_they_are_asked_for():
-    class Counting(streams.Keeping):
-        states_taken = 0
+DRAWN = [0]
 
+
+def counted(rows, kept=[0]):  # noqa: B006 (what a default keeps is meant)
+    DRAWN[0] += 1
+    kept[0] += 1
+    return DRAWN[0], kept[0]
+
+
+def test_a_trial_on_copies_leaves_no_marks_in_what_functions_keep():
+    class Mapped(streams.Keeping):
+        def __iter__(self):
+            return map(counted, super().__iter__())
+
+    epochs = train(Mapped)
+    assert len(epochs) == DRAWN[0] == counted.__defaults__[0][0] == 30
+
+
+def test_states_are_taken_only_when_they_are_asked_for(capsys):
+    class Telling(streams.Keeping):
         def state_dict(self):
-            Counting.states_taken += 1
+            print("taken")  # a variable is given back after a trial
             return super().state_dict()
 
-    train(Counting)
-    assert Counting.states_taken == 1  # asked once: can a checkpoint hold it?
-    train(Counting, [(0, 2)])
-    assert Counting.states_taken == 3
+    train(Telling)
+    assert capsys.readouterr().out.count("taken") == 1  # asked once: can a checkpoint hold it?
+    train(Telling, [(0, 2)])
+    assert capsys.readouterr().out.count("taken") == 2
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_not_needed():
