@@ -167,6 +167,12 @@ def steps_draw_batches(fetcher: Any) -> bool:
     return isinstance(fetcher, _DataLoaderIterDataFetcher)
 
 
+def is_within_step(trainer: Trainer) -> bool:
+    """Return whether a batch's step has begun and has not ended."""
+    batches = cast(_ProcessedTracker, trainer.fit_loop.epoch_loop.batch_progress.current)
+    return batches.started > batches.processed
+
+
 def batches_are_done(trainer: Trainer) -> bool:
     """Return whether the epoch has had its last batch."""
     return trainer.fit_loop.epoch_loop._num_ready_batches_reached()

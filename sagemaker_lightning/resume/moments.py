@@ -208,7 +208,13 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
     def advance(self, data_fetcher: Any) -> None:
         """Train on a batch."""
         with self.of.training_on_batch():
-            super().advance(data_fetcher)
+            try:
+                super().advance(data_fetcher)
+            except StopIteration:
+                is_within = lightning_loops.is_within_step(self.trainer)
+                if is_within and not lightning_loops.steps_draw_batches(data_fetcher):
+                    self.of.step_left_epoch()
+                raise
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Let the schedulers set the next learning rates."""

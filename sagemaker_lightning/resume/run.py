@@ -174,6 +174,7 @@ class Run:
         self.has_trained = False
         """Whether a batch was trained on."""
         self.has_compared_batches = False
+        self.has_said_who_ends_epochs = False
         """Whether the first batches of the ranks were compared."""
         self.state_before_validation: dict[str, Any] = {}
         """Empty outside a validation, and if one is not stopped within."""
@@ -658,6 +659,17 @@ class Run:
         """Return a context in which a batch is trained on."""
         tries = self.resumed is not None and self.is_training
         return self.part(Optimizers).first_steps() if tries else nullcontext()
+
+    def step_left_epoch(self) -> None:
+        """Say, once, that a step has ended its epoch: Lightning trains on fewer batches."""
+        if self.has_said_who_ends_epochs:
+            return
+        self.has_said_who_ends_epochs = True
+        log.warning(
+            f"epoch {self.trainer.current_epoch}: training_step, or what it calls, raised "
+            "StopIteration: Lightning takes this for the end of the epoch's data and trains on no "
+            "more of it; catch it where next() is called, or give next() a default"
+        )
 
     def schedulers_step(self) -> AbstractContextManager[None]:
         """Return a context in which the schedulers set the next learning rates."""

@@ -422,3 +422,25 @@ def test_hooks_that_save_are_called_for_checkpoints_alone(monkeypatch, problem, 
     run.trainer = SimpleNamespace(is_global_zero=is_first)
     run._leave_save_hooks_alone()
     assert given == said
+
+
+def test_a_step_that_ends_its_epoch_by_stop_iteration_is_said_once(tmp_path, capsys):
+    class Drained(Line):
+        def __init__(self):
+            super().__init__()
+            self.scales = iter(range(1, 9))
+
+        def training_step(self, batch, batch_idx):
+            return next(self.scales) * super().training_step(batch, batch_idx)
+
+    fit(tmp_path, model=Drained(), max_epochs=4)
+    assert capsys.readouterr().out.count("epoch 1: training_step, or what it calls, raised") == 1
+
+
+def test_an_epoch_that_a_hook_leaves_is_not_said(tmp_path, capsys):
+    class Leaving(Line):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 2 else None
+
+    fit(tmp_path, model=Leaving(), max_epochs=2)
+    assert "StopIteration" not in capsys.readouterr().out
