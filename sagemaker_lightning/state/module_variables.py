@@ -7,6 +7,7 @@ objects in them hold, and iterators.
 import builtins
 import enum
 import functools
+import inspect
 import operator
 import pickle
 import re
@@ -362,6 +363,19 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     }
     digests |= _digests_of_objects(elsewhere | objects, saved_ids)
     return {name: state for name, state in digests.items() if state}
+
+
+def results_kept(roots: Mapping[str, Any]) -> list[Any]:
+    """Return the user's functions that keep results by their arguments (functools.lru_cache).
+
+    One without arguments keeps the one object of a program, which is no result of anything.
+
+    Args:
+        roots: The objects from which the user's code is reached, by name.
+    """
+    reached = (value for _, value in _reached(roots))
+    found = {id(each): each for each in reached if isinstance(each, CACHE) and is_own(each)}
+    return [each for each in found.values() if inspect.signature(each).parameters]
 
 
 def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:

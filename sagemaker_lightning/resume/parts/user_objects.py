@@ -29,7 +29,7 @@ from sagemaker_lightning.resume.parts.roots import (
     user_objects,
 )
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state import module_variables, object_graph
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import refusing
@@ -67,6 +67,9 @@ class UserObjects(Part):
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
         self.grown = GrownModules()
+        self.results: dict[Any, int] | None = None
+        """Functions that keep their results, with the number of results at a resumed run's start;
+        None before."""
 
     def hooks_begin(self) -> None:
         """Note that hooks at the start of training run next."""
@@ -101,6 +104,18 @@ class UserObjects(Part):
         self._note_owners()
         self.graph.mark()
         self.reports.mark_start()
+        if self.run.resumed and self.results is None:
+            kept = module_variables.results_kept(user_objects(self.trainer))
+            self.results = {each: each.cache_info().currsize for each in kept}
+
+    def _forget_results(self) -> None:
+        """Have results computed again that are of a time before the restore.
+
+        The check before training computes some of the first values; what was restored has others.
+        """
+        for function, number in (self.results or {}).items():
+            if function.cache_info().currsize > number:
+                function.cache_clear()
 
     def _note_owners(self) -> None:
         """Note the model and the callbacks that the program makes at its start."""
@@ -178,6 +193,7 @@ class UserObjects(Part):
         # What hooks have computed at the start may be each rank's own.
         own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
         self._restore_graph(saved, incomplete, own, is_late=moment is Moment.TRAINING)
+        self._forget_results()
         self.reports.report_made_anew()
 
     def restore_modules(self) -> None:

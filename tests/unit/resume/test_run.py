@@ -3,6 +3,7 @@
 They run in this process and take some hundredths of a second each.
 """
 
+import functools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from short_trainings import (
     end,
     equal,
     fail,
+    failed,
     fit,
     interrupted,
     press_ctrl_c,
@@ -444,3 +446,46 @@ def test_an_epoch_that_a_hook_leaves_is_not_said(tmp_path, capsys):
 
     fit(tmp_path, model=Leaving(), max_epochs=2)
     assert "StopIteration" not in capsys.readouterr().out
+
+
+SCALE = [1.0]
+ONES = []
+
+
+@functools.lru_cache
+def scaled(number):
+    return SCALE[0] * number
+
+
+@functools.lru_cache
+def only_one():
+    return object()
+
+
+def test_results_of_before_the_restore_are_computed_again(tmp_path):
+    class Scaling(Validated):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * scaled(1)
+
+        def validation_step(self, batch, batch_idx):
+            scaled(1)
+            ONES.append(only_one())
+            return super().validation_step(batch, batch_idx)
+
+        def on_train_batch_end(self, *_):
+            SCALE[0] += 1.0
+            scaled.cache_clear()
+
+    def start(*stops):
+        SCALE[0] = 1.0
+        scaled.cache_clear()
+        ONES.clear()
+        only_one.cache_clear()
+        return fit(tmp_path / "run", *stops, model=Scaling(), max_epochs=2)
+
+    SCALE[0] = 1.0
+    alone = fit(tmp_path / "alone", model=Scaling(), max_epochs=2)
+    with failed():
+        start(At("batch 8", fail))
+    assert equal(start(), alone)  # from the epoch's end, where Lightning checks before training
+    assert only_one() is ONES[-1]
