@@ -287,7 +287,7 @@ class Run:
         lightning_checkpoints.load_loops_within(self.trainer, self.part(Limits).loading_loops)
         weights = self.part(Weights)
         if weights.is_loaded_before_optimizers:
-            lightning_checkpoints.make_optimizers_within(self.trainer, weights.making_optimizers)
+            lightning_checkpoints.make_optimizers_within(self.trainer, weights.first_ones)
         self.check.continue_results(resumed.entries["resumes"])
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
@@ -398,7 +398,8 @@ class Run:
         completed = progress.completed
         progress.completed = self.part(DataEpoch).first()
         try:
-            yield
+            with self.part(Weights).first_ones():
+                yield
         finally:
             progress.completed = completed
         objects.graph.mark()
@@ -419,6 +420,7 @@ class Run:
         before = data_epoch.state_of_objects() if are_due and self.is_training else None
         with data_epoch.recreating(loop):
             yield
+        self.part(Weights).forget_first_ones()
         objects.graph.include()
         if loaders_before not in (None, loop.loaders):
             data_epoch.data_made_anew(before)

@@ -25,6 +25,7 @@ from sagemaker_lightning.resume.parts.part import Part, refusing
 from sagemaker_lightning.resume.parts.roots import prefix_of_replaced
 from sagemaker_lightning.resume.parts.trainer_settings import OF_DATA, TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects, before_hooks
+from sagemaker_lightning.resume.parts.weights import Weights
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.state import names_in
@@ -141,8 +142,10 @@ class DataEpoch(Part):
         progress = loop.epoch_progress.current
         completed = progress.completed
         progress.completed = int(data_epoch)
+        made_of_first = not needs_new_data and data_epoch == self.first()
+        weights = self.run.part(Weights).first_ones() if made_of_first else nullcontext()
         try:
-            with self.run.part(TrainerSettings).as_saved(settings):
+            with self.run.part(TrainerSettings).as_saved(settings), weights:
                 yield
         finally:
             progress.completed = completed

@@ -59,7 +59,8 @@ class Weights(Part):
         self.trained: dict[str, Any] | None = None
         """The model's weights, if a hook of the user's has put others in the file."""
         self.at_start: dict[str, Tensor] = {}
-        """The weights and buffers that the program has made, by name, until `making_optimizers`."""
+        """The weights and buffers that the program has made, until it has made its first data of
+        them, by name."""
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Prepare the model for its weights, or load them once more.
@@ -86,19 +87,26 @@ class Weights(Part):
         return not self.trainer.strategy.restore_checkpoint_after_setup
 
     @contextmanager
-    def making_optimizers(self) -> Iterator[None]:
-        """Give the model its first weights while, within, the optimizers are made.
+    def first_ones(self) -> Iterator[None]:
+        """Give the model its first weights while, within, the user's code makes things of them.
 
-        Lightning has loaded the weights before, and what `configure_optimizers` makes of them, such
-        as a copy, would be made of later ones than in the interrupted run.
+        Lightning has loaded the weights before. What `configure_optimizers` makes of them, such as
+        a copy, or `train_dataloader`, such as a rollout, would be made of later ones than in the
+        interrupted run.
         """
+        if not self.at_start:
+            yield
+            return
         model = self.trainer.lightning_module
         loaded = values_of(model)
         with self.run.part(UserObjects).grown.without_what_they_got():
             set_values(model, self.at_start)
-            self.at_start = {}
             yield
         set_values(model, loaded)
+
+    def forget_first_ones(self) -> None:
+        """Let go of the first weights, of which nothing more is made."""
+        self.at_start = {}
 
     def _prepare(self, weights: dict[str, Any]) -> None:
         """Let the model have what the weights are of, before Lightning loads them.
