@@ -427,8 +427,8 @@ def _check(checkpoint: dict[str, Any], path: Any) -> None:
         )
 
 
-def set_loaded_checkpoint(trainer: Trainer, checkpoint: dict[str, Any], path: str) -> None:
-    """Give Lightning a checkpoint as if it had read it from `path`.
+def set_loaded_checkpoint(trainer: Trainer, checkpoint: dict[str, Any], path: str | None) -> None:
+    """Give Lightning a checkpoint as if it had read it from `path`; {} and None for none.
 
     It is for the `load` of `replace_loading`.
     """

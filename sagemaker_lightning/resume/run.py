@@ -25,7 +25,7 @@ from sagemaker_lightning.compat.model_parallel import (
     unsharded_weights,
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.loaders.several import training_loaders
@@ -173,6 +173,7 @@ class Run:
         self.has_looked_for_checkpoint = False
         self.has_trained = False
         """Whether a batch was trained on."""
+        self.made_at = time.time()
         self.has_compared_batches = False
         self.has_said_who_ends_epochs = False
         """Whether the first batches of the ranks were compared."""
@@ -262,9 +263,27 @@ class Run:
             loading.refuse_lost_training(self)
             search_within(self.trainer, self.part(UserObjects).searching)
             loading.warn_of_random_model(self)
-            return False
+            return self._begins_anew_without(given_path)
         with refusing(self, path.name, "entries"):
             self._begin_from(path, given_path)
+        return True
+
+    def _begins_anew_without(self, path: Any) -> bool:
+        """Have Lightning load nothing, and say so, if the start before wrote what it is given.
+
+        It may be a path of the program's, such as "last", or one that Lightning itself has chosen,
+        as it does beside an OnExceptionCheckpoint. A run that is left alone does not find it.
+        """
+        start = self.options.start_before
+        is_later = first_start.has_written_since(self.folder.path, path, self.made_at)
+        if not self.agreement.gather(bool(start and is_later))[0]:
+            return False
+        if self.trainer.is_global_zero:
+            log.warning(
+                f"{printable(str(path))} is not loaded: the start that was interrupted wrote it, "
+                "and this run starts from the beginning"
+            )
+        lightning_checkpoints.set_loaded_checkpoint(self.trainer, {}, None)
         return True
 
     def _begin_from(self, path: Path, given_path: Any) -> None:

@@ -57,6 +57,20 @@ def read(folder: Path) -> FirstStart | None:
         return None
 
 
+def has_written_since(folder: Path, path: Any, until: float) -> bool:
+    """Return whether a file was written after a training's start, and before a time.
+
+    Args:
+        folder: The folder that has what the start found.
+        path: The file; what is no file was not written.
+        until: The time, in seconds since 1970.
+    """
+    try:
+        return (folder / NAME).stat().st_mtime < Path(path).stat().st_mtime < until
+    except (OSError, TypeError, ValueError):
+        return False
+
+
 def forget(folder: Path) -> None:
     """Remove it: there is a checkpoint."""
     with suppress(OSError):

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from pytorch_lightning.callbacks import ModelCheckpoint
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from short_fits import Noted, interrupted, trainer
 
@@ -104,6 +105,44 @@ def test_what_was_there_before_stays(tmp_path):
     assert (tmp_path / "models/epoch=0-step=1.ckpt").read_text() == "another's"
     assert "models/epoch=0-step=1-v1.ckpt" in files
     assert "models/epoch=0-step=1-v2.ckpt" not in files
+
+
+@pytest.mark.parametrize("path", ["last", None])
+def test_a_model_that_the_interrupted_start_wrote_is_not_loaded(tmp_path, capsys, path):
+    """Lightning itself chooses the last one beside an OnExceptionCheckpoint."""
+
+    def fit(folder, fails=""):
+        of_errors = [] if path else [OnExceptionCheckpoint(folder / "errors")]
+        models = ModelCheckpoint(folder / "models", every_n_train_steps=1, save_last=True)
+        fitted = trainer(folder / "checkpoints", models, *of_errors, enable_checkpointing=True)
+        fitted.fit(model := Noted(fails=fails), ckpt_path=path, weights_only=False)
+        return fitted.global_step, [*model.parameters()]
+
+    alone = fit(tmp_path / "alone")
+    for fails in ("batch 0:3", "batch 0:2"):
+        with interrupted():
+            fit(tmp_path / "again", fails)
+    steps, weights = fit(tmp_path / "again")
+    assert steps == alone[0] and all(map(torch.equal, weights, alone[1]))
+    line = ".ckpt is not loaded: the start that was interrupted wrote it"
+    assert capsys.readouterr().out.count(line) == 2
+
+
+def test_a_model_of_before_the_first_start_is_loaded_at_each_start(tmp_path, capsys):
+    saved = trainer(tmp_path / "other", enable_checkpointing=True)
+    saved.fit(Noted())
+    saved.save_checkpoint(tmp_path / "given.ckpt")
+
+    def fit(folder, fails=""):
+        fitted = trainer(folder, max_epochs=4)
+        fitted.fit(model := Noted(fails=fails), ckpt_path=tmp_path / "given.ckpt")
+        return [*model.parameters()]
+
+    alone = fit(tmp_path / "alone")
+    with interrupted():
+        fit(tmp_path / "again", "batch 2:2")
+    assert all(map(torch.equal, fit(tmp_path / "again"), alone))
+    assert "is not loaded" not in capsys.readouterr().out
 
 
 WRONG = {
