@@ -95,22 +95,26 @@ def seed_of(generator: np.random.Generator) -> list[Any]:
     They are the arguments of `seed_sequence`; none if the engine has another kind of seed.
     """
     seed = generator.bit_generator.seed_seq
-    if type(seed) is not np.random.SeedSequence:
-        return []
+    return arguments_of(seed) if type(seed) is np.random.SeedSequence else []
+
+
+def arguments_of(seed: np.random.SeedSequence) -> list[Any]:
+    """Return the arguments of `seed_sequence` for a seed that has spawned none."""
     entropy: Any = seed.entropy
     numbers = [entropy] if isinstance(entropy, (int, np.integer)) else entropy
     return [[int(each) for each in numbers], [int(each) for each in seed.spawn_key], seed.pool_size]
 
 
 def seed_sequence(
-    numbers: Any = None, spawn_key: Any = (), pool_size: Any = MIN_POOL
+    numbers: Any = None, spawn_key: Any = (), pool_size: Any = MIN_POOL, spawned: Any = 0
 ) -> np.random.SeedSequence:
-    """Return the seed that `seed_of` has described; any seed if it has found none.
+    """Return the seed that `arguments_of` has described; any seed for no arguments.
 
     Args:
         numbers: The numbers of which it was made.
         spawn_key: Which child of which parent it is.
         pool_size: How many numbers it mixes.
+        spawned: How many children it has.
 
     Raises:
         ValueError: It is no such description.
@@ -118,9 +122,12 @@ def seed_sequence(
     for each in (numbers or [], spawn_key):
         if len(each) > MAX_SEED or not all(type(number) is int and number >= 0 for number in each):
             raise ValueError("no seed of a generator of numpy's")
-    if type(pool_size) is not int or not MIN_POOL <= pool_size <= MAX_SEED:
+    is_pool = type(pool_size) is int and MIN_POOL <= pool_size <= MAX_SEED
+    if not is_pool or type(spawned) is not int or not 0 <= spawned < 1 << 32:
         raise ValueError("no seed of a generator of numpy's")
-    return np.random.SeedSequence(numbers, spawn_key=spawn_key, pool_size=pool_size)
+    return np.random.SeedSequence(
+        numbers, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=spawned
+    )
 
 
 def restore(generator: Any, state: Any) -> None:

@@ -72,6 +72,7 @@ HELD_KINDS = {*CONTAINERS.values()} | {
     KINDS["bytes"],
     KINDS["stream"],
     KINDS["flag"],
+    KINDS["seed"],
     *POSITIONED_KINDS,
 }
 """Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
@@ -319,6 +320,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                         each
                         for each in values
                         if id(each) not in saved_ids
+                        and not isinstance(each, enum.Enum)  # its attributes are variables
                         and not (is_saved and kind_of(each) is not None and _is_held(each))
                     ]
                     if not value:

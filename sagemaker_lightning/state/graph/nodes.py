@@ -54,6 +54,7 @@ from sagemaker_lightning.state.graph.kinds.states import (
     IteratorKind,
     JoinedKind,
     ReversedKind,
+    SeedKind,
     StreamKind,
     is_over_sequence,
     place_in_cycle,
@@ -97,6 +98,7 @@ KINDS: dict[str, Kind] = {
         BytesKind(),
         StreamKind(),
         FlagKind(),
+        SeedKind(),
         CountKind(),
         IteratorKind(),
         CycleKind(),
@@ -132,6 +134,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     # What connects the ranks has no state of the training.
     ((type, types.ModuleType, types.BuiltinFunctionType, ProcessGroup), CODE),
     (BUFFERS, KINDS["bytes"]),
+    (np.random.SeedSequence, KINDS["seed"]),
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.
     ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),

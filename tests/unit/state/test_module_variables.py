@@ -57,6 +57,26 @@ def test_a_wrapper_that_torch_puts_around_a_step_is_not_a_change():
     assert changed_variables(before, variable_digests({"optimizer": optimizer}, {})) == []
 
 
+class Noise(enum.Flag):
+    """Flags of a user's."""
+
+    NONE = 0
+    SOME = 1
+
+
+def noisy(noise=Noise.NONE, amount=1):
+    return noise
+
+
+def test_a_member_of_an_enum_that_is_a_default_is_no_change():
+    holder = Meter()
+    holder.noise = Noise.NONE
+    before = variable_digests({"noisy": noisy}, {"holder": holder})
+    holder.noise |= Noise.SOME
+    after = variable_digests({"noisy": noisy}, {"holder": holder})
+    assert changed_variables(before, after) == []
+
+
 def test_a_default_that_a_method_changes_is_named():
     counting = Counting()
     before = variable_digests({"counting": counting}, {})

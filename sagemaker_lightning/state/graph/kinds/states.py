@@ -281,6 +281,23 @@ class CountKind(Kind):
         return itertools.count(start, step)
 
 
+class SeedKind(Kind):
+    """A seed of numpy's, which counts its children: another one takes its place."""
+
+    name = "seed"
+    fills = False
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return the numbers of which it was made, and how many children it has."""
+        return [*generators.arguments_of(value), value.n_children_spawned], []
+
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
+        """Return a seed with as many children."""
+        if len(note) != 4:
+            raise refusal(self.name)
+        return generators.seed_sequence(*note)
+
+
 class IteratorKind(Kind):
     """An iterator over a sequence: its part is the sequence, and its note the position.
 

@@ -148,6 +148,24 @@ def test_containers_of_pythons_library_come_back(is_new):
     assert resumed.values == trained.values and resumed.values[0].maps == [{"k": 2}, {"k": 1}]
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("entropy", [7, [1, 2**70], None])
+def test_a_seed_of_numpys_spawns_its_next_children(is_new, entropy):
+    entropy = entropy or np.random.SeedSequence().entropy
+
+    def make():
+        return Thing(seed=None if is_new else np.random.SeedSequence(entropy, pool_size=8))
+
+    def change(model):
+        if is_new:
+            model.seed = np.random.SeedSequence(entropy, spawn_key=(3,))
+        model.seed.spawn(2)
+
+    trained, resumed = train(make, change)
+    states = [each.seed.spawn(1)[0].generate_state(4).tolist() for each in (trained, resumed)]
+    assert states[0] == states[1] and resumed.seed.n_children_spawned == 3
+
+
 def test_a_flag_that_training_has_made_comes_back():
     def change(model):
         model.stop = threading.Event()
