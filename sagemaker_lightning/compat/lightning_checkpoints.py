@@ -349,6 +349,14 @@ def load_data_module_within(
     call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
+def load_by_hooks_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Have the hooks of the model, and then those of callbacks, load their next state so."""
+    call_within(trainer._checkpoint_connector, "restore_model", context)
+    call_within(trainer._checkpoint_connector, "restore_callbacks", context)
+
+
 def load_loops_within(trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Have Lightning load the next state of its loops within a context."""
     call_within(trainer._checkpoint_connector, "restore_loops", context)

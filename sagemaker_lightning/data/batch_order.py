@@ -165,6 +165,10 @@ class Batches(Sampler[Any]):
         """Whether the sampler was changed, by others than itself, within an epoch."""
         # The order of that iteration, if it is drawn already.
         self.begun: Sequence[Any] | None = None
+        self.of_rank: tuple[int, ...] = ()
+        """This rank, if each draws samples of its own, by positions that are no others'."""
+        self.order_rank = 0
+        """This rank, if the sampler's generators are its own."""
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
         length = sized_len(self.sampler)
@@ -215,7 +219,8 @@ class Batches(Sampler[Any]):
         order = self.begun
         self.at = (epoch, turn, 0)
         self.begun = None
-        seed = (*self.seed, epoch, turn) if turn else (*self.seed, epoch)
+        at = (epoch, turn) if turn else (epoch,)
+        seed = (*self.seed, *self.of_rank, *at)
         for places, indices in self._places_and_indices(epoch, turn, start, order):
             yield (
                 SeededIndex(indices[0], seed, places[0])
@@ -317,7 +322,13 @@ class Batches(Sampler[Any]):
 
     def _seed(self, epoch: int, *more: int) -> None:
         number = seed_all("order", *self._key(epoch, *more))
-        generators.reseed(generators.find({"sampler": self.sampler}, skip=(Dataset,)), number)
+        if self.order_rank:
+            number = number_of("order", number, self.order_rank)
+        generators.reseed(self.generators(), number)
+
+    def generators(self) -> dict[str, Any]:
+        """Return the sampler's generators by their paths."""
+        return generators.find({"sampler": self.sampler}, skip=(Dataset,))
 
     def _key(self, epoch: int, *more: int) -> tuple[Any, ...]:
         """Return what decides the order of an iteration."""

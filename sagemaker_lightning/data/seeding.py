@@ -13,9 +13,11 @@ from sagemaker_lightning.compat.lightning_loops import combined_loader
 from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.compat.torch_data import end_workers
-from sagemaker_lightning.data.deterministic import exact, of_class, restore_loader
+from sagemaker_lightning.data.batch_order import Batches
+from sagemaker_lightning.data.deterministic import Exact, exact, of_class, restore_loader
 from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
+from sagemaker_lightning.state.graph.nodes import GENERATOR
 
 
 class Seeding(Callback):
@@ -146,6 +148,19 @@ class Seeding(Callback):
             rank = data_rank(trainer)
             loader.seed_by(lambda: (self.seed, kind, trainer.global_step, rank))
 
+    def _tell_ranks_apart(self, trainer: Trainer, batches: Batches) -> None:
+        """Have each rank draw by itself where the program's sampler shares the samples out.
+
+        A sampler whose generators are alike on all ranks has one order, of which each takes its
+        part; one with generators of its rank's has an order of its own.
+        """
+        if data_ranks(trainer) == 1 or batches.ranks > 1:
+            return
+        rank = data_rank(trainer)
+        batches.of_rank = (rank,)
+        states = [GENERATOR.mark(each) for each in batches.generators().values()]
+        batches.order_rank = rank if states != trainer.strategy.broadcast(states) else 0
+
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""
         kind = {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
@@ -156,6 +171,8 @@ class Seeding(Callback):
         loaders.append(loader)
         loader_class = type(loader)
         loader = exact(loader, self.seed, kind, *number, **shares)[0]
+        if isinstance(loader, Exact):
+            self._tell_ranks_apart(trainer, loader.exactly)
         if type(loader) is not loader_class:
             self.changed.callback(restore_loader, loader)
         return loader

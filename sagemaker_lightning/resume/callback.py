@@ -379,7 +379,9 @@ class ExactResume(EarlyCallback):
                 loggers.write_config_again(trainer)
             elif trains and self.fit == 1:
                 self.start_before = first_start.read(self.folder.path)
-                if self.start_before is None and trainer.is_global_zero:
+                if self.start_before:
+                    loggers.write_config_again(trainer)
+                elif trainer.is_global_zero:
                     # Their folders are made before any callback's hook.
                     chosen = loggers.chosen(trainer.loggers)
                     first_start.write(self.folder.path, FirstStart(chosen, None))

@@ -173,7 +173,7 @@ class Run:
         self.has_looked_for_checkpoint = False
         self.has_trained = False
         """Whether a batch was trained on."""
-        self.made_at = time.time()
+        self.made_at = first_start.now()
         self.has_compared_batches = False
         self.has_said_who_ends_epochs = False
         """Whether the first batches of the ranks were compared."""
@@ -302,6 +302,9 @@ class Run:
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         lightning_checkpoints.load_data_module_within(
             self.trainer, self.part(DataEpoch).data_module_loads
+        )
+        lightning_checkpoints.load_by_hooks_within(
+            self.trainer, self.part(UserObjects).numbers_kept
         )
         lightning_checkpoints.load_loops_within(self.trainer, self.part(Limits).loading_loops)
         weights = self.part(Weights)

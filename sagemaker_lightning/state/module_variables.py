@@ -194,7 +194,13 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
     arrays or objects of the user's now.
     """
     modules = {name: sys.modules[name] for name in mentioned.of_modules if name in sys.modules}
-    classes = {f"{each.__module__}.{each.__qualname__}": each for each in mentioned.classes}
+    classes: dict[str, type] = {}
+    numbers: dict[str, int] = defaultdict(int)
+    for each in mentioned.classes:  # in the order in which code reaches them
+        name = f"{each.__module__}.{each.__qualname__}"
+        number = numbers[name]
+        numbers[name] += 1
+        classes[f"{name}#{number}" if number else name] = each  # one that the same line has made
     held: dict[str, Any] = {}
     # Also those without a variable now: training may make one, or has removed the only one.
     for name, owner in sorted((modules | classes).items()):

@@ -472,6 +472,14 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         yield from users_members(value)
 
 
+@kept
+def is_of_pipeline(class_: type) -> bool:
+    """Return whether a class is one of a library that draws data, or gets its state from one."""
+    saves = getattr(class_, "state_dict", class_)
+    modules = (getattr(each, "__module__", None) or "" for each in (class_, saves))
+    return any(module.partition(".")[0] in PIPELINES for module in modules)
+
+
 def users_members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of what is the user's in a library's object.
 
@@ -481,7 +489,7 @@ def users_members(value: Any) -> Iterator[tuple[str, Any]]:
     for name, member in namespace(value).items():
         if isinstance(member, GENERATORS):
             yield name, member
-    if type(value).__module__.partition(".")[0] not in PIPELINES:
+    if not is_of_pipeline(type(value)):
         return
     seen = {id(value)}
     waiting = deque([("", value)])
@@ -506,8 +514,7 @@ def _parts_of_pipeline(value: Any) -> Iterable[tuple[str, Any]]:
         return [(str(n), each) for n, each in enumerate(value[:MAX_MEMBERS])]
     if isinstance(value, functools.partial):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
-    is_part = type(value).__module__.partition(".")[0] in PIPELINES
-    return list(namespace(value).items()) if is_part else ()
+    return list(namespace(value).items()) if is_of_pipeline(type(value)) else ()
 
 
 def _attributes_beside(value: Any, names: Container[str]) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ their files again, as after an interruption with a checkpoint. Without it, there
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,11 @@ def read(folder: Path) -> FirstStart | None:
         return FirstStart(loggers.well_formed(written["loggers"]), model_files)
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
+
+
+def now() -> float:
+    """Return the time of files that are written now, in seconds since 1970."""
+    return time.time()
 
 
 def has_written_since(folder: Path, path: Any, until: float) -> bool:

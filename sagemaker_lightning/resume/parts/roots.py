@@ -123,11 +123,11 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for number, loader in enumerate(flattened(loaders)):
             if has_state(loader):
                 saving[f"{stage}.{number}"] = loader
-                objects |= {
-                    f"{stage}.{number}.{name}": each
-                    for name, each in members_beside(loader).items()
-                }
-            else:
+                beside = members_beside(loader)
+                if stage == "val":  # nobody asks for its state
+                    beside |= object_graph.users_members(loader)
+                objects |= {f"{stage}.{number}.{name}": each for name, each in beside.items()}
+            if not has_state(loader) or (stage == "val" and not beside):
                 parts = {name: getattr(loader, name, None) for name in PARTS}
                 if isinstance(loader, DataLoader):
                     parts[LOADER] = added_to(loader, but=("collate_fn",))

@@ -47,6 +47,10 @@ MEMBERS = tuple(f"{space} " for space in SPACES)
 """How the names of members of modules begin in a record."""
 
 
+PLAIN = str, bytes, int, float, complex, bool, type(None)
+"""Classes of values that nobody changes in place."""
+
+
 class UserObjects(Part):
     """What has changed in the user's objects since the start."""
 
@@ -174,6 +178,23 @@ class UserObjects(Part):
             "computed": self._computed_and_unchanged(),
             "made": sorted(self._made()),
         }
+
+    @contextmanager
+    def numbers_kept(self) -> Iterator[None]:
+        """Undo what hooks of the user's set, while they load, in place of numbers and the like.
+
+        A `load_state_dict` may move a value from one attribute to another one. All that training
+        has changed is restored later; what it had not changed is as the program has made it.
+        """
+        owners = start_hooks.objects_of_hooks(self.trainer).values()
+        before = [(owner, object_graph.attributes(owner)) for owner in owners]
+        yield
+        for owner, values in before:
+            present = object_graph.namespace(owner)
+            for name, value in values.items():
+                now = present.get(name)
+                if now is not value and isinstance(value, PLAIN) and isinstance(now, PLAIN):
+                    setattr(owner, name, value)
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore what has changed, as far as the objects exist.

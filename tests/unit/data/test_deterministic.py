@@ -25,6 +25,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     Subset,
     TensorDataset,
 )
@@ -471,9 +472,43 @@ def test_loaders_of_the_same_samples_draw_apart():
 
 @pytest.mark.parametrize(("options", "samples"), [({}, 21), ({"share": False}, 43)])
 def test_ranks_share_a_loader_unless_its_sampler_does(options, samples):
-    trainer = SimpleNamespace(global_rank=1, world_size=2)
+    strategy = SimpleNamespace(broadcast=lambda states: states)
+    trainer = SimpleNamespace(global_rank=1, world_size=2, strategy=strategy)
     loader = Seeding(7)._exact(trainer, noisy(), RunningStage.TRAINING, **options)
     assert sum(len(batch[2]) for batch in as_lists(loader)) == samples
+
+
+class OfRank(Sampler):
+    """Draws with replacement, by a generator."""
+
+    def __init__(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def __iter__(self):
+        return iter(self.generator.integers(0, 43, 40).tolist())
+
+    def __len__(self):
+        return 40
+
+
+@pytest.mark.parametrize("of_rank", [True, False])
+def test_ranks_whose_samplers_have_generators_of_their_own_draw_apart(of_rank):
+    of_first = []
+
+    def broadcast(states):
+        of_first.append(states)
+        return of_first[0]
+
+    def drawn(rank):
+        strategy = SimpleNamespace(broadcast=broadcast)
+        trainer = SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy)
+        loader = DataLoader(noisy().dataset, 4, sampler=OfRank(rank if of_rank else 0))
+        exact_loader = Seeding(7)._exact(trainer, loader, RunningStage.TRAINING, share=False)
+        return [keys for keys in exact_loader.exactly]
+
+    first, second = drawn(0), drawn(1)
+    assert (first != second) is of_rank  # the order, of which each takes its part if it is one
+    assert all(one.seed != other.seed for one, other in zip(first, second, strict=True))
 
 
 def test_each_rank_knows_what_each_shared_loader_draws_first():

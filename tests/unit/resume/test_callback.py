@@ -226,11 +226,13 @@ class WritesConfig(SaveConfigCallback):
         pass
 
 
-def test_a_command_lines_config_is_written_again_where_a_run_resumes(tmp_path):
+@pytest.mark.parametrize(("ends", "ending"), [(press_ctrl_c, interrupted), (fail, failed)])
+def test_a_command_lines_config_is_written_again_at_the_next_start(tmp_path, ends, ending):
+    """With a checkpoint, and without one."""
     for overwrites in (False, True):
         writer = WritesConfig(None, None, save_to_log_dir=False)
-        with nullcontext() if overwrites else interrupted():
-            fit(tmp_path, writer, At(f"batch {'99' if overwrites else 1}", press_ctrl_c))
+        with nullcontext() if overwrites else ending():
+            fit(tmp_path, writer, At(f"batch {'99' if overwrites else 1}", ends))
         assert writer.overwrite is overwrites
 
 

@@ -31,7 +31,9 @@ from short_trainings import (
     saved,
     trainer,
 )
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchdata import nodes
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sagemaker_lightning import SageMakerEnvironment, UserError
 from sagemaker_lightning.callbacks.divergence import Divergence
@@ -489,3 +491,89 @@ def test_results_of_before_the_restore_are_computed_again(tmp_path):
         start(At("batch 8", fail))
     assert equal(start(), alone)  # from the epoch's end, where Lightning checks before training
     assert only_one() is ONES[-1]
+
+
+class Budget(pl.Callback):
+    """Counts batches; it adds to what it was loaded with."""
+
+    def __init__(self) -> None:
+        self.mine = self.before = 0
+
+    def on_train_batch_end(self, *_):
+        self.mine += 1
+
+    def state_dict(self):
+        return {"total": self.before + self.mine}
+
+    def load_state_dict(self, state):
+        self.before, self.mine = state["total"], 0
+
+
+def test_what_a_callback_moves_while_it_loads_is_counted_once(tmp_path):
+    with interrupted():
+        fit(tmp_path, Budget(), At("batch 4", press_ctrl_c), max_epochs=2)
+    budget = Budget()
+    fit(tmp_path, budget, max_epochs=2)
+    assert (budget.before, budget.mine) == (0, 12)
+
+
+class Counted(IterableDataset):
+    """Counts its samples, and saves how many there were."""
+
+    total = 0
+
+    def __iter__(self):
+        for _ in range(3):
+            self.total += 1
+            yield torch.tensor([float(self.total)])
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+class Numbered(nodes.BaseNode):
+    """Counts on from one iteration to the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self.left = 3
+        self.total = initial_state["total"] if initial_state else self.total
+
+    def next(self):
+        self.left -= 1
+        if self.left < 0:
+            raise StopIteration
+        self.total += 1
+        return torch.tensor([float(self.total)])
+
+    def get_state(self):
+        return {"total": self.total}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: StatefulDataLoader(Counted()), lambda: nodes.Loader(Numbered())]
+)
+def test_validation_loaders_with_a_state_continue(tmp_path, make):
+    class Counting(Line):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def validation_step(self, batch, batch_idx):
+            self.seen += batch.flatten().tolist()
+
+        def val_dataloader(self):
+            return make()
+
+    alone = fit(tmp_path / "alone", model=Counting(), max_epochs=3)
+    with interrupted():
+        fit(tmp_path / "run", At("batch 8", press_ctrl_c), model=Counting(), max_epochs=3)
+    resumed = fit(tmp_path / "run", model=Counting(), max_epochs=3)
+    assert resumed.seen == alone.seen and len(alone.seen) > 8

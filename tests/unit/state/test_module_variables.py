@@ -57,6 +57,28 @@ def test_a_wrapper_that_torch_puts_around_a_step_is_not_a_change():
     assert changed_variables(before, variable_digests({"optimizer": optimizer}, {})) == []
 
 
+def made_class():
+    class Made:
+        total = 0
+
+    return Made
+
+
+FIRST_MADE, OTHER_MADE = made_class(), made_class()
+
+
+def uses_both():
+    return FIRST_MADE, OTHER_MADE
+
+
+def test_classes_that_the_same_line_has_made_keep_their_own_variables():
+    mentioned = module_variables.mentioned_variables({"function": uses_both})
+    held = module_variables.held_variables(mentioned)
+    owners = {name: each.owner for name, each in held.items() if "Made" in name}
+    name = f"variables.{__name__}.made_class.<locals>.Made"
+    assert owners == {name: FIRST_MADE, f"{name}#1": OTHER_MADE}
+
+
 class Noise(enum.Flag):
     """Flags of a user's."""
 
