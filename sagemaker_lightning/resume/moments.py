@@ -19,8 +19,10 @@ from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
 from sagemaker_lightning.compat.lightning_trainer import data_module_of
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.loaders.several import EndingLoaders, training_loaders
+from sagemaker_lightning.state.object_graph import is_own_module
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -45,6 +47,13 @@ def install(trainer: Trainer, run: "Run") -> None:
         (loop.epoch_loop, EpochLoop),
         (loop.epoch_loop.val_loop, ValidationLoop),
     ):
+        own = type(lightning_loop)
+        if is_own_module(own.__module__):
+            log.warning(
+                f"{printable(own.__qualname__)}, a loop of your own, is replaced by one that can "
+                "be resumed, which calls none of its methods: this run is not that of plain "
+                "Lightning; use hooks of the model or of a callback instead"
+            )
         lightning_loop.__class__ = loop_class
         vars(lightning_loop)[lightning_loops.CONNECTION] = run
 

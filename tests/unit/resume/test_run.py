@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import LearningRateFinder, StochasticWeightAveraging
+from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.tuner import Tuner
 from short_trainings import (
     Announces,
@@ -577,3 +578,13 @@ def test_validation_loaders_with_a_state_continue(tmp_path, make):
         fit(tmp_path / "run", At("batch 8", press_ctrl_c), model=Counting(), max_epochs=3)
     resumed = fit(tmp_path / "run", model=Counting(), max_epochs=3)
     assert resumed.seen == alone.seen and len(alone.seen) > 8
+
+
+def test_a_loop_of_the_users_own_is_named(tmp_path, capsys):
+    class OwnLoop(_FitLoop):
+        pass
+
+    used = trainer(tmp_path)
+    used.fit_loop.__class__ = OwnLoop
+    used.fit(Line())
+    assert "OwnLoop, a loop of your own, is replaced by one" in capsys.readouterr().out
