@@ -47,8 +47,8 @@ MEMBERS = tuple(f"{space} " for space in SPACES)
 """How the names of members of modules begin in a record."""
 
 
-PLAIN = str, bytes, int, float, complex, bool, type(None)
-"""Classes of values that nobody changes in place."""
+NUMBERS = int, float, complex
+"""Classes of numbers; a flag is not a number here."""
 
 
 class UserObjects(Part):
@@ -181,10 +181,10 @@ class UserObjects(Part):
 
     @contextmanager
     def numbers_kept(self) -> Iterator[None]:
-        """Undo what hooks of the user's set, while they load, in place of numbers and the like.
+        """Undo what hooks of the user's set, while they load, in the place of numbers.
 
-        A `load_state_dict` may move a value from one attribute to another one. All that training
-        has changed is restored later; what it had not changed is as the program has made it.
+        A `load_state_dict` may move a sum from one attribute to another one. All that training has
+        changed is restored later; a number that it had not changed is as the program has made it.
         """
         owners = start_hooks.objects_of_hooks(self.trainer).values()
         before = [(owner, object_graph.attributes(owner)) for owner in owners]
@@ -193,7 +193,7 @@ class UserObjects(Part):
             present = object_graph.namespace(owner)
             for name, value in values.items():
                 now = present.get(name)
-                if now is not value and isinstance(value, PLAIN) and isinstance(now, PLAIN):
+                if now is not value and type(value) in NUMBERS and type(now) in NUMBERS:
                     setattr(owner, name, value)
 
     def restore(self, saved: Any, moment: Moment) -> None:
