@@ -40,7 +40,6 @@ from sagemaker_lightning.state.object_graph import (
     LOADER_ATTRIBUTES,
     added_to,
     is_library_class,
-    is_of_pipeline,
     users_members,
 )
 
@@ -232,22 +231,16 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
         return {}
     if stateful and not _is_of_library(loader, "torchdata"):
         return members_beside(loader)
-    is_users = not is_library_class(type(loader.dataset))
-    data = members_beside(loader) if is_users else {}
-    return (data or {"dataset": loader.dataset}) | {"collate_fn": loader.collate_fn}
+    return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
 
 def members_beside(loader: Any) -> dict[str, Any]:
     """Return what a user has given to a library's dataset, such as a transform, by name.
 
-    A class of the user's that is derived from that of a library's pipeline may have attributes of
-    its own. Another dataset is part of the state that a loader saves. It is {} for other loaders.
+    Another dataset is part of the state that a loader saves. It is {} for other loaders.
     """
     dataset = getattr(loader, "dataset", None)
-    if not is_of_pipeline(type(dataset)):
-        return {}
-    own = {} if is_library_class(type(dataset)) else {"dataset": added_to(dataset)}
-    return own | dict(users_members(dataset))
+    return dict(users_members(dataset)) if is_library_class(type(dataset)) else {}
 
 
 def saves_between_epochs(loader: Any) -> bool:

@@ -474,10 +474,8 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
 
 @kept
 def is_of_pipeline(class_: type) -> bool:
-    """Return whether a class is one of a library that draws data, or gets its state from one."""
-    saves = getattr(class_, "state_dict", class_)
-    modules = (getattr(each, "__module__", None) or "" for each in (class_, saves))
-    return any(module.partition(".")[0] in PIPELINES for module in modules)
+    """Return whether a class is one of a library that draws data."""
+    return class_.__module__.partition(".")[0] in PIPELINES
 
 
 def users_members(value: Any) -> Iterator[tuple[str, Any]]:

@@ -377,10 +377,13 @@ class Reports:
     def warn_of_iterators(self) -> None:
         """Warn, once for each, of iterators whose position no checkpoint can hold.
 
-        These are a library's iterators other than files.
+        These are a library's iterators other than files. The nodes of a validation begin again with
+        each one.
         """
         for path, value in object_graph.walk(user_objects(self.trainer), code=False):
             is_half_done = object_graph.is_library_iterator(value) and not has_position(value)
+            if path.startswith(VALIDATION) and object_graph.is_of_pipeline(type(value)):
+                continue
             if (
                 is_half_done
                 and not has_state(value)

@@ -21,12 +21,12 @@ from sagemaker_lightning.compat.torch_modules import (
     named_parameters,
     step_hooks,
 )
-from sagemaker_lightning.data.deterministic import members_beside
+from sagemaker_lightning.data.deterministic import data_of, members_beside
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import parts_of
 from sagemaker_lightning.state import module_variables, object_graph, replaced_code
-from sagemaker_lightning.state.object_graph import added_to
+from sagemaker_lightning.state.object_graph import added_to, users_members
 
 SAMPLERS = "sampler", "batch_sampler"
 PARTS = "dataset", "collate_fn", *SAMPLERS
@@ -125,9 +125,10 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
                 saving[f"{stage}.{number}"] = loader
                 beside = members_beside(loader)
                 if stage == "val":  # nobody asks for its state
-                    beside |= object_graph.users_members(loader)
+                    nodes = {} if isinstance(loader, DataLoader) else users_members(loader)
+                    beside = data_of(loader, True) | dict(nodes)
                 objects |= {f"{stage}.{number}.{name}": each for name, each in beside.items()}
-            if not has_state(loader) or (stage == "val" and not beside):
+            else:
                 parts = {name: getattr(loader, name, None) for name in PARTS}
                 if isinstance(loader, DataLoader):
                     parts[LOADER] = added_to(loader, but=("collate_fn",))
