@@ -349,10 +349,10 @@ def load_data_module_within(
     call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
-def load_by_hooks_within(
+def load_module_and_callbacks_within(
     trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Have the hooks of the model, and then those of callbacks, load their next state so."""
+    """Have Lightning load the next state of the model, and then of callbacks, within a context."""
     call_within(trainer._checkpoint_connector, "restore_model", context)
     call_within(trainer._checkpoint_connector, "restore_callbacks", context)
 

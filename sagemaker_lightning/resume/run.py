@@ -303,13 +303,13 @@ class Run:
         lightning_checkpoints.load_data_module_within(
             self.trainer, self.part(DataEpoch).data_module_loads
         )
-        lightning_checkpoints.load_by_hooks_within(
+        lightning_checkpoints.load_module_and_callbacks_within(
             self.trainer, self.part(UserObjects).numbers_kept
         )
         lightning_checkpoints.load_loops_within(self.trainer, self.part(Limits).loading_loops)
         weights = self.part(Weights)
         if weights.is_loaded_before_optimizers:
-            lightning_checkpoints.make_optimizers_within(self.trainer, weights.first_ones)
+            lightning_checkpoints.make_optimizers_within(self.trainer, weights.first_weights)
         self.check.continue_results(resumed.entries["resumes"])
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
@@ -420,7 +420,7 @@ class Run:
         completed = progress.completed
         progress.completed = self.part(DataEpoch).first()
         try:
-            with self.part(Weights).first_ones():
+            with self.part(Weights).first_weights():
                 yield
         finally:
             progress.completed = completed
@@ -442,7 +442,7 @@ class Run:
         before = data_epoch.state_of_objects() if are_due and self.is_training else None
         with data_epoch.recreating(loop):
             yield
-        self.part(Weights).forget_first_ones()
+        self.part(Weights).forget_first_weights()
         objects.graph.include()
         if loaders_before not in (None, loop.loaders):
             data_epoch.data_made_anew(before)

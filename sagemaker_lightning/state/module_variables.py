@@ -117,9 +117,7 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
             # What functools.wraps has wrapped names another function's module as its own.
             module = sys.modules.get(object_.__globals__.get("__name__", ""))
             if module is not None and vars(module) is object_.__globals__:
-                if "globals" in names:
-                    names = names | object_graph.names_of_variables(vars(module))
-                found.of_modules[module.__name__] |= names
+                found.of_modules[module.__name__] |= object_graph.names_read(object_)
             for other, others_names in object_graph.modules_in(object_).items():
                 found.of_modules[other.__name__] |= others_names
         elif isinstance(object_, type) and is_own(object_) and not issubclass(object_, enum.Enum):
@@ -132,12 +130,22 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
                 found.of_functions[name] = object_graph.Added(member, PYTHONS_OF_ENUMS)
     numbers: dict[str, int] = defaultdict(int)
     for function, is_global in _functions(found):
-        name = f"{function.__module__}.{function.__qualname__}"
-        number = numbers[name]
-        numbers[name] += 1
-        name += f"#{number}" if number else ""  # one that the same line has made
+        name = _numbered(function, numbers)
         found.of_functions.update(_members_of(name, function, is_global))
     return found
+
+
+def _numbered(code: types.FunctionType | type, numbers: dict[str, int]) -> str:
+    """Return the name of a function or a class, with a number if the same line has made others.
+
+    Args:
+        code: The function or the class.
+        numbers: How many have got each name; this one is counted.
+    """
+    name = f"{code.__module__}.{code.__qualname__}"
+    number = numbers[name]
+    numbers[name] += 1
+    return f"{name}#{number}" if number else name
 
 
 def _functions(mentioned: Mentioned) -> Iterator[tuple[types.FunctionType, bool]]:
@@ -197,10 +205,7 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
     classes: dict[str, type] = {}
     numbers: dict[str, int] = defaultdict(int)
     for each in mentioned.classes:  # in the order in which code reaches them
-        name = f"{each.__module__}.{each.__qualname__}"
-        number = numbers[name]
-        numbers[name] += 1
-        classes[f"{name}#{number}" if number else name] = each  # one that the same line has made
+        classes[_numbered(each, numbers)] = each
     held: dict[str, Any] = {}
     # Also those without a variable now: training may make one, or has removed the only one.
     for name, owner in sorted((modules | classes).items()):

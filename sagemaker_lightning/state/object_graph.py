@@ -772,10 +772,7 @@ def function_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield "defaults", function.__defaults__ or ()
     yield "kwdefaults", function.__kwdefaults__ or {}
     if (function.__module__ or "").partition(".")[0] not in LIBRARIES:
-        names = names_in_code(function.__code__)
-        if "globals" in names:
-            names = names | names_of_variables(function.__globals__)
-        for name in sorted(names):
+        for name in sorted(names_read(function)):
             if name in function.__globals__:
                 global_value = function.__globals__[name]
                 if not isinstance(global_value, type) or not is_library_class(global_value):
@@ -806,6 +803,12 @@ def modules_in(function: types.FunctionType) -> dict[types.ModuleType, frozenset
         for module in found
         if isinstance(module, types.ModuleType) and is_own_module(module.__name__)
     }
+
+
+def names_read(function: types.FunctionType) -> frozenset[str]:
+    """Return the names that a function may read in its own module: all, if a text has some."""
+    names = names_in_code(function.__code__)
+    return names | names_of_variables(function.__globals__) if "globals" in names else names
 
 
 def names_of_variables(variables: Mapping[str, Any]) -> frozenset[str]:

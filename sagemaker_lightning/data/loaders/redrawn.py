@@ -185,7 +185,7 @@ class Redrawn(UnplacedLoader):
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)
         repeated = next(self.iterator, NO_BATCH)
-        shared.return_to_it()
+        shared.give_back()
         self._put_back(repeated)
         if first_digest != digest_of(repeated):
             self._note_different()
@@ -286,7 +286,7 @@ class Redrawn(UnplacedLoader):
         except Exception:  # it is the user's code, or a library's
             return False
         finally:
-            shared.return_to_it()
+            shared.give_back()
         return digests[0] == digests[1]
 
 

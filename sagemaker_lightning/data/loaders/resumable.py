@@ -53,7 +53,7 @@ class Shared:
             (each, GENERATOR.content(each)) for each in generators.find(roots).values()
         ]
 
-    def return_to_it(self) -> None:
+    def give_back(self) -> None:
         """Undo what a trial has changed."""
         self.state.return_to(self.before)
         for generator, state in self.generators:

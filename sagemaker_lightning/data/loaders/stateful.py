@@ -39,7 +39,7 @@ class Stateful(UnplacedLoader):
         try:
             return self._goes_on_in_copies() or self._moves_with_copies()
         finally:
-            shared.return_to_it()
+            shared.give_back()
 
     def _moves_with_copies(self) -> bool:
         """Return whether the loader has another state once something was drawn from a copy."""

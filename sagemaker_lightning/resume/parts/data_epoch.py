@@ -143,7 +143,7 @@ class DataEpoch(Part):
         completed = progress.completed
         progress.completed = int(data_epoch)
         made_of_first = not needs_new_data and data_epoch == self.first()
-        weights = self.run.part(Weights).first_ones() if made_of_first else nullcontext()
+        weights = self.run.part(Weights).first_weights() if made_of_first else nullcontext()
         try:
             with self.run.part(TrainerSettings).as_saved(settings), weights:
                 yield

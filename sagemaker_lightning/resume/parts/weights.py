@@ -87,7 +87,7 @@ class Weights(Part):
         return not self.trainer.strategy.restore_checkpoint_after_setup
 
     @contextmanager
-    def first_ones(self) -> Iterator[None]:
+    def first_weights(self) -> Iterator[None]:
         """Give the model its first weights while, within, the user's code makes things of them.
 
         Lightning has loaded the weights before. What `configure_optimizers` makes of them, such as
@@ -104,7 +104,7 @@ class Weights(Part):
             yield
         set_values(model, loaded)
 
-    def forget_first_ones(self) -> None:
+    def forget_first_weights(self) -> None:
         """Let go of the first weights, of which nothing more is made."""
         self.at_start = {}
 
