@@ -144,13 +144,48 @@ def is_of_nodes(loader: Any) -> bool:
     return any(base.__module__ == "torchdata.nodes.loader" for base in type(loader).__mro__)
 
 
-def lead_nodes(loader: Any, state: dict[str, Any]) -> None:
+def lead_nodes(loader: Any, state: dict[str, Any], is_same: Callable[[Any, Any], bool]) -> None:
     """Have a loader of nodes begin its next iteration as the one that had a state would.
 
     Its own `load_state_dict` draws ahead when it is begun, and has it return that state from then
-    on. A node counts an epoch once something was drawn after it was reset.
+    on. A library's node counts an epoch if something was drawn after it was reset. A node of a
+    user's class may count one when it has nothing more to give: it has done so.
+
+    Args:
+        loader: The loader.
+        state: What its `state_dict` returned.
+        is_same: Returns whether two states are the same.
     """
     iter(loader)  # else it may continue with an iterator that it has made for its state
-    loader.root.reset(state["root"])
+    root = loader.root
+    root.reset(state["root"])
     if state["num_yielded"]:
-        next(loader.root, None)
+        next(root, None)
+        if not is_same(root.state_dict(), state["root"]):
+            root.reset(state["root"])
+
+
+def state_after_end(loader: Any) -> dict[str, Any] | None:
+    """Return the state of a loader whose workers stay after an iteration's end; None for others.
+
+    It is for torchdata's StatefulDataLoader (0.11) of a dataset that has a state, and begins an
+    iteration if it is given to it. What its own `state_dict` returns then is the state after the
+    last batch, and a mark: given that, it begins an iteration, draws ahead from it, and begins
+    another one in the same workers. What was drawn ahead is lost to a dataset that only begins anew
+    when it is asked for more.
+    """
+    iterator: Any = getattr(loader, ITERATOR_ATTRIBUTE, None)
+    if not hasattr(iterator, "_worker_snapshots") or not loader.persistent_workers:
+        return None
+    states = {key: each.get_state() for key, each in iterator._worker_snapshots.items()}
+    if any(each["dataset_state"] is None for each in states.values()):
+        return None  # it draws an iteration again to get to its end
+    of_none = {"dataset_iter_state": None, "fetcher_ended": False}
+    states = {key: each | {"fetcher_state": of_none} for key, each in states.items()}
+    state = iterator.state_dict()
+    return unmarked(state) | {"_snapshot": state["_snapshot"] | {"_worker_snapshots": states}}
+
+
+def unmarked(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of torchdata's StatefulDataLoader without the mark of an end."""
+    return state | {"_iterator_finished": False}

@@ -5,6 +5,7 @@ changing the fetchers changes every way of iterating over a loader, whether its 
 library's or a user's.
 """
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -95,6 +96,9 @@ class Plan:
         self.turn += 1
 
 
+END = object()
+
+
 class SeededSamples:
     """The samples of an iterable dataset, each drawn with a seed of its own.
 
@@ -157,13 +161,26 @@ class SeededSamplesWithState(SeededSamples):
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
         if state.get("over"):
-            self.samples = iter(())
-            self.over = True
+            self._end()
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
         for path, generator in generators.find(self.user_generators.roots).items():
             if path in state["generators"]:
                 GENERATOR.fill(generator, None, [], state["generators"][path])
+
+    def _end(self) -> None:
+        """Have no more samples, as an iteration that was at its end.
+
+        A dataset that gives the rest of an iteration, once it is loaded, has to give that of this
+        one; it has none. Another one would begin the next iteration.
+        """
+        dataset = self.user_generators.roots["dataset"]
+        if has_state(dataset):
+            state = copy.deepcopy(dataset.state_dict())
+            if next(self.samples, END) is not END:
+                dataset.load_state_dict(state)
+        self.samples = iter(())
+        self.over = True
 
 
 class Fetchers:

@@ -417,6 +417,33 @@ def of_mixed_nodes() -> nodes.Loader:
     return nodes.Loader(nodes.Mapper(nodes.Batcher(mixed, 2), torch.tensor))
 
 
+class Passes(nodes.BaseNode):
+    """Numbers in an order of each pass; a pass is counted once nothing is left of it."""
+
+    passes = 0
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self.at = initial_state["at"] if initial_state else 0
+        self.passes = initial_state["passes"] if initial_state else self.passes
+        self.order = np.random.default_rng(self.passes).permutation(8).tolist()
+
+    def next(self):
+        if self.at == len(self.order):
+            self.passes += 1
+            raise StopIteration
+        self.at += 1
+        return self.order[self.at - 1]
+
+    def get_state(self):
+        return {"at": self.at, "passes": self.passes}
+
+
+def of_counting_nodes() -> nodes.Loader:
+    """Return torchdata's loader of a node of the user's that counts its passes."""
+    return nodes.Loader(nodes.Mapper(nodes.Batcher(Passes(), 2), torch.tensor))
+
+
 def cycle(*loaders) -> CombinedLoader:
     return CombinedLoader(loaders, "max_size_cycle")
 

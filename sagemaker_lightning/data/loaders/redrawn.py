@@ -238,7 +238,7 @@ class Redrawn(UnplacedLoader):
         if state is None:
             return
         if self.of_nodes:
-            lead_nodes(self.loader, values.decode(state))
+            lead_nodes(self.loader, values.decode(state), _are_equal)
             return
         present = self._encoded_source()
         # Data workers draw from copies of it, of which some take no state of the whole.
@@ -288,6 +288,10 @@ class Redrawn(UnplacedLoader):
         finally:
             shared.give_back()
         return digests[0] == digests[1]
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    return values.digest(values.encode(first)) == values.digest(values.encode(second))
 
 
 def _are_same(first: list[Any], second: list[Any]) -> bool:

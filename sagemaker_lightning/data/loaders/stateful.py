@@ -4,7 +4,7 @@ from typing import Any
 
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from sagemaker_lightning.compat.torch_data import copied
+from sagemaker_lightning.compat.torch_data import copied, end_workers, state_after_end, unmarked
 from sagemaker_lightning.data.deterministic import (
     counts_only,
     knows_its_end,
@@ -83,7 +83,11 @@ class Stateful(UnplacedLoader):
 
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
-        return super().states(within) | {"own": values.encode(self.loader.state_dict())}
+        end = state_after_end(self.loader) if self.over and not within else None
+        return super().states(within) | {
+            "own": values.encode(self.loader.state_dict()),
+            "end": values.encode(end),
+        }
 
     def go_to(self, done: int) -> None:
         """Begin the iteration after `done` batches.
@@ -96,8 +100,11 @@ class Stateful(UnplacedLoader):
         with refusing(runs_users_code=True):
             if self.workers != saved["workers"]:
                 raise self.other_workers("saved its state", saved["workers"])
-            self.loader.load_state_dict(values.decode(saved["own"]))
+            own, end = values.decode(saved["own"]), values.decode(saved["end"])
             over = saved["over"]
+            if begins_anew := end is not None and self._goes_on_after(own):
+                own = end
+            self.loader.load_state_dict(own)
         if saved["within"]:
             self.begun -= 1
             self._begin_loaded(done, ended=not done and over)
@@ -108,8 +115,17 @@ class Stateful(UnplacedLoader):
             if leaves_its_rest(self.loader):
                 next(left, None)  # it begins with its first batch
                 left.close()
-        after_end = over and knows_its_end(self.loader)
+        after_end = over and not begins_anew and knows_its_end(self.loader)
         self._begin_loaded(0, over, after_end)
+
+    def _goes_on_after(self, own: dict[str, Any]) -> bool:
+        """Return whether the loader has more batches after the state of an end."""
+        self.loader.load_state_dict(unmarked(own))
+        plan(self.loader, self.begun - 1, 0)
+        try:
+            return next(iter(self.loader), NO_BATCH) is not NO_BATCH
+        finally:
+            end_workers(self.loader)
 
     def begin(self, turn: int, start: int = 0) -> None:
         """Begin an iteration at its first batch."""

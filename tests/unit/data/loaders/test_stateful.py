@@ -225,3 +225,50 @@ def test_a_state_that_no_checkpoint_can_hold_is_not_needed():
             return super().state_dict() | {"odd": self}
 
     assert train(Odd, [(0, 2), (1, 1)]) == train(Odd)
+
+
+class Passes(IterableDataset):
+    """Samples in an order of each pass; workers have different numbers of them.
+
+    Args:
+        begins_anew: When it goes back to its beginning: "asked" for another pass, at its "end", or
+            once it has given the "rest" of the pass whose state it got.
+    """
+
+    def __init__(self, begins_anew: str) -> None:
+        self.begins_anew = begins_anew
+        self.at = self.passes = self.first = 0
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        worker = info.id if info else 0
+        size = 8 + 8 * worker
+        if self.begins_anew == "rest":
+            self.at, self.first = self.first, 0
+        elif self.begins_anew == "asked" and self.at == size:
+            self.at = 0
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(self.passes))
+        while self.at < size:
+            self.at += 1
+            yield 100 * worker + order[self.at - 1]
+        if self.begins_anew != "rest":
+            self.passes += 1
+        if self.begins_anew == "end":
+            self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at, "passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.at = self.first = state["at"]
+        self.passes = state["passes"]
+
+
+@pytest.mark.parametrize("begins_anew", ["asked", "end", "rest"])
+def test_workers_that_stay_begin_each_pass_whenever_their_dataset_does(begins_anew):
+    def make():
+        return streams.StatefulDataLoader(
+            Passes(begins_anew), 2, num_workers=2, persistent_workers=True
+        )
+
+    assert train(make, [(0, 3), (1, 0), (1, 4), (2, 0)]) == train(make)
