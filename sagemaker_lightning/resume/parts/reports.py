@@ -1,6 +1,7 @@
 """Says, once for each, what changes while training and no checkpoint has."""
 
 import functools
+import io
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from sagemaker_lightning.state import (
     replaced_code,
 )
 from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import Unsaved, owner_with_own_state
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
 from sagemaker_lightning.state.graph.kinds.objects import BASES
@@ -46,6 +48,7 @@ from sagemaker_lightning.state.graph.nodes import (
     has_position,
     is_made_of_attributes,
 )
+from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.state import GraphState, is_table
 from sagemaker_lightning.state.module_variables import CACHE
 from sagemaker_lightning.state.object_graph import is_library_class, owner_of
@@ -244,7 +247,9 @@ class Reports:
             else f"{self._verb(each)} {with_article(each.kind)}"
             + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
             for each in self.state.unsaved
-            if _is_told(each, start.by_path.get(each.path)) and not self._is_made_again(each)
+            if _is_told(each, start.by_path.get(each.path))
+            and not self._is_made_again(each)
+            and not opens_when_used(each, start)
         } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
         for (path, name), reason in unsaved.items():
             if (path, name) in self.reported:
@@ -482,6 +487,31 @@ def _weight_named(changed: str) -> tuple[str, str] | None:
 def _is_librarys_value(node: Node | None) -> bool:
     """Return whether an object of the start is a library's that is its attributes alone."""
     return node is not None and node.kind is OBJECT and is_made_of_attributes(node.value)
+
+
+def opens_when_used(unsaved: Unsaved, start: Start) -> bool:
+    """Return whether data have opened what is read there, and do it again in a resumed run.
+
+    Nothing else was there before the first sample, which the check before training may draw. A file
+    of Python's own has a position, too.
+
+    Args:
+        unsaved: What cannot be saved.
+        start: The graph at the start.
+    """
+    holder = start.by_path.get(unsaved.path)
+    is_datas = unsaved.path.startswith((TRAINING, VALIDATION))
+    if holder is None or not is_datas or unsaved.loses:
+        return False
+    before = dict(zip(holder.note, holder.parts, strict=False)).get(unsaved.name)
+    container = start.nodes.get(id(before)) if unsaved.is_part else None
+    others = container.parts if container else [before]
+    if not all(type(other) in (type(unsaved.refused), *SCALARS) for other in others):
+        return False
+    if isinstance(unsaved.refused, np.memmap):
+        return not unsaved.refused.flags.writeable
+    closes = callable(getattr(type(unsaved.refused), "close", None))
+    return closes and not isinstance(unsaved.refused, io.IOBase)
 
 
 def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:

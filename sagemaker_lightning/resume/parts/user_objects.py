@@ -21,7 +21,7 @@ from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.grown_modules import GrownModules
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.reports import Reports
+from sagemaker_lightning.resume.parts.reports import Reports, opens_when_used
 from sagemaker_lightning.resume.parts.roots import (
     TRAINING,
     VALIDATION,
@@ -153,6 +153,7 @@ class UserObjects(Part):
         # The next epoch makes its data anew, from what the objects have of these.
         ends = point is ResumePoint.EPOCH and lightning_loops.loaders_are_due(self.trainer)
         but = prefix_of_replaced(self.trainer) if ends else ""
+        start = self.graph.begin()
         graph = self.graph.encode(but)
         if point and mesh_of(self.trainer) is not None:
             of_ranks = self.run.agreement.gather(list(graph.get("shared", ())))
@@ -173,7 +174,8 @@ class UserObjects(Part):
                     fingerprints.of_held_arrays(each.refused).hex(),
                 ]
                 for each in self.graph.unsaved
-                if not isinstance(each.refused, CACHE)  # results are computed again
+                # Results are computed again.
+                if not isinstance(each.refused, CACHE) and not opens_when_used(each, start)
             },
             "computed": self._computed_and_unchanged(),
             "made": sorted(self._made()),

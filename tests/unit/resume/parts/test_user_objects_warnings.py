@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -451,6 +452,27 @@ def test_a_table_that_changes_is_reported_unless_it_is_data_that_are_read(capsys
         f"user_state.{name}.rows is a pyarrow.lib.Table{UNSAVED}" for name in ("Model", "Points")
     ]
     assert len(lines) == 2 and all(map(str.startswith, lines, begins))
+
+
+def test_what_data_open_to_read_is_no_loss_where_there_was_nothing(tmp_path, capsys):
+    """They open it again; what the model has opened is lost."""
+    np.arange(4.0).tofile(path := tmp_path / "x.bin")
+    with zipfile.ZipFile(archive := tmp_path / "x.zip", "w"):
+        pass
+
+    def opened():
+        return np.memmap(path, mode="r")
+
+    data = Points(array=None, file=None, files={})
+    checked = Points(array=opened())  # the check before training has drawn from it
+    model = Model(file=None)
+    state = state_of(model, train=[DataLoader(data)], val=[DataLoader(checked)])
+    data.array, checked.array = opened(), opened()
+    data.file, model.file = zipfile.ZipFile(archive), zipfile.ZipFile(archive)
+    data.files["x"] = zipfile.ZipFile(archive)
+    saved = state.run.part(UserObjects).save(ResumePoint.BATCH, None)
+    assert sorted(saved["unsaved"]) == ["model.file"]
+    assert capsys.readouterr().out == ""
 
 
 def test_other_ranks_tell_nothing(monkeypatch, capsys):
