@@ -7,6 +7,7 @@ and the insides of libraries.
 """
 
 import ast
+import dis
 import enum
 import functools
 import inspect
@@ -107,6 +108,9 @@ LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
 
 CODE = types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type
+
+PLAIN = *CODE, type(None), bool, int, float, complex, str, bytes
+"""Classes of variables that hold nothing that is drawn from, or lead to it by attributes."""
 
 METHODS_OF_C = types.BuiltinFunctionType, types.MethodWrapperType
 """Methods of objects of C code, such as `[].append`, and functions of such code."""
@@ -806,9 +810,19 @@ def modules_in(function: types.FunctionType) -> dict[types.ModuleType, frozenset
 
 
 def names_read(function: types.FunctionType) -> frozenset[str]:
-    """Return the names that a function may read in its own module: all, if a text has some."""
+    """Return the names that a function may read in its own module: all, if a text has some.
+
+    Some may be names of attributes only. They are left out if the module has an object by one: an
+    attribute and a variable are often named alike, and what a sample reads is seeded.
+    """
     names = names_in_code(function.__code__)
-    return names | names_of_variables(function.__globals__) if "globals" in names else names
+    variables = function.__globals__
+    if "globals" in names:
+        return names | names_of_variables(variables)
+    found = (variables[name] for name in names if name in variables)
+    if "__name__" in names or all(isinstance(value, PLAIN) for value in found):
+        return names
+    return global_names_in_code(function.__code__)
 
 
 def names_of_variables(variables: Mapping[str, Any]) -> frozenset[str]:
@@ -823,6 +837,20 @@ def owner_of_method(value: Any) -> Any:
     """
     owner = value.__self__ if isinstance(value, METHODS_OF_C) else None
     return None if isinstance(owner, (types.ModuleType, type)) else owner
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def global_names_in_code(code: types.CodeType) -> frozenset[str]:
+    """Return the names that a function's code, and the functions within it, mention as globals."""
+    inner_functions = (
+        constant for constant in code.co_consts if isinstance(constant, types.CodeType)
+    )
+    names = frozenset(
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))
+    )
+    return names.union(*map(global_names_in_code, inner_functions))
 
 
 @functools.lru_cache(maxsize=1 << 14)

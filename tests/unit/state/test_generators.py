@@ -206,3 +206,26 @@ def test_generators_of_another_module_are_found(monkeypatch):
     found = generators.find({"model": DrawingElsewhere()}).values()
     assert {type(each) for each in found} == {np.random.Generator, random.Random}
     assert len(found) == 3
+
+
+class Noisy:
+    """It has a generator by the name of a variable of this module."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def drawn(self):
+        return self.rng.random()
+
+
+def drawn_from_the_variable():
+    def inner():
+        return rng.random()  # noqa: F821 (the test below has it)
+
+    return inner()
+
+
+def test_an_attributes_name_is_not_taken_for_a_variables(monkeypatch):
+    monkeypatch.setitem(globals(), "rng", np.random.default_rng(1))
+    assert generators.find({"data": Noisy()}).keys() == {"data.rng"}
+    assert list(generators.find({"draw": drawn_from_the_variable}).values()) == [globals()["rng"]]

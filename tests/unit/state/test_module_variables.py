@@ -303,7 +303,7 @@ class Model:
 
     def step(self) -> None:
         self.history.append(0.5)
-        return count, local, temperature, living
+        return count, local, temperature, living, history
 
 
 def test_a_variable_that_is_an_attribute_too_is_not_a_change():
