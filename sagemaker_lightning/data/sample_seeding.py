@@ -174,7 +174,7 @@ class SeededSamplesWithState(SeededSamples):
         A dataset that gives the rest of an iteration, once it is loaded, has to give that of this
         one; it has none. Another one would begin the next iteration.
         """
-        dataset = self.user_generators.roots["dataset"]
+        dataset: Any = self.user_generators.roots.get("dataset")
         if has_state(dataset):
             state = copy.deepcopy(dataset.state_dict())
             if next(self.samples, END) is not END:
