@@ -395,7 +395,20 @@ class PrunedAtItsStart(Noted):
         prune.random_unstructured(self.line, "weight", amount=1)
 
 
-@pytest.mark.parametrize("model_class", [MadeWithItsOptimizer, PrunedAtItsStart])
+class TaughtByItsStart(Noted):
+    """Learns what it has said of its data before training."""
+
+    def train_dataloader(self):
+        inputs = torch.rand(8, 2)
+        said = self.line(inputs).detach()
+        return DataLoader(TensorDataset(inputs, said), 2, shuffle=True)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + (self.line(batch[0]) - batch[1]).square().sum()
+
+
+@pytest.mark.parametrize("model_class", [MadeWithItsOptimizer, PrunedAtItsStart, TaughtByItsStart])
 def test_what_is_made_of_the_first_weights_is_made_of_them_again(tmp_path, capfd, model_class):
     train = training(model_class)
     alone, model = alone_and_resumed(train, tmp_path, "batch 0:1", "batch 1:2")
