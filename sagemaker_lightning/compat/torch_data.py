@@ -139,6 +139,35 @@ def combines_datasets(dataset: Any) -> bool:
     return hasattr(dataset, "_datasets")
 
 
+def iterations_begun(loader: Any) -> int | None:
+    """Return how many iterations a library's loader has begun, by which it shuffles; None if none.
+
+    litdata's loader counts them itself, MosaicML Streaming's dataset does it for its loader.
+    """
+    owner, name = _counter(loader)
+    return int(getattr(owner, name)) if name else None
+
+
+def set_iterations_begun(loader: Any, number: int) -> None:
+    """Have a loader begin its next iteration as if it had begun `number`; others are left alone."""
+    owner, name = _counter(loader)
+    if name:
+        setattr(owner, name, number)
+
+
+def _counter(loader: Any) -> tuple[Any, str]:
+    """Return what counts a loader's iterations, and its attribute; "" if nothing does."""
+    dataset = getattr(loader, "dataset", None)
+    for owner, library, name in (
+        (loader, "litdata", "current_epoch"),
+        (dataset, "streaming", "next_epoch"),
+    ):
+        modules = [base.__module__.partition(".")[0] for base in type(owner).__mro__]
+        if library in modules and hasattr(owner, name):
+            return owner, name
+    return None, ""
+
+
 def is_of_nodes(loader: Any) -> bool:
     """Return whether a loader is torchdata's (0.11) of nodes."""
     return any(base.__module__ == "torchdata.nodes.loader" for base in type(loader).__mro__)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import fetcher
 from sagemaker_lightning.compat.lightning_trainer import epochs_of_data
+from sagemaker_lightning.compat.torch_data import iterations_begun, set_iterations_begun
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.resume.parts.generators import set_states, states_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
@@ -38,7 +39,9 @@ class LoaderPositions(Part):
         states = {} if within else states_of(self._generators())
         loaders = training_loaders(self.trainer).states(fetcher(self.trainer), within)
         draws = [getattr(plan, "samples_draw", None) for plan in self._validation_plans()]
-        return {**loaders, "generators": states, "validation draws": draws}
+        begun = [iterations_begun(each) for each in flattened(self.trainer.val_dataloaders)]
+        of_validation = {"validation draws": draws, "validation iterations": begun}
+        return {**loaders, "generators": states, **of_validation}
 
     def present(self) -> None:
         """Return nothing: they are not compared, and the loaders have not begun."""
@@ -51,17 +54,29 @@ class LoaderPositions(Part):
         if self.resumed.saved_at is ResumePoint.EPOCH and not self.are_used:
             training_loaders(self.trainer).give_back(saved)
             set_states(self._generators(), saved["generators"])
+        if not epochs_of_data(self.trainer):
+            self._count_validations()  # also after a check before training
 
     def validation_data_made(self) -> None:
-        """Tell the first validation loaders whether samples draw, as the interrupted run knew.
+        """Tell the first validation loaders what the interrupted run knew of them.
 
-        It is found out by drawing a batch again, which a dataset may count.
+        It is how many iterations they have begun, and whether samples draw. That is found out by
+        drawing a batch again, which a dataset may count.
         """
         if not epochs_of_data(self.trainer):
             draws = self.resumed.of(self)["validation draws"]
             for plan, draw in zip(self._validation_plans(), draws, strict=False):
                 if plan is not None and type(draw) is bool:
                     plan.samples_draw = draw
+            self._count_validations()
+
+    def _count_validations(self) -> None:
+        """Have validation loaders begin the iterations that come next."""
+        begun = self.resumed.of(self)["validation iterations"]
+        loaders = flattened(self.trainer.val_dataloaders)
+        for loader, number in zip(loaders, begun, strict=False):
+            if type(number) is int:
+                set_iterations_begun(loader, number)
 
     def _validation_plans(self) -> list[Any]:
         """Return how the samples of each validation loader are drawn; None for other loaders."""

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 from untrained import in_epoch_5, resumed, run_of
 
+from sagemaker_lightning.compat.torch_data import iterations_begun
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
-SAVED = {"a": 1, "generators": {}}
+SAVED = {"a": 1, "generators": {}, "validation iterations": []}
 
 
 def test_the_states_of_loaders_are_taken_once():
@@ -27,6 +28,36 @@ def test_the_states_of_loaders_are_taken_once():
     run.part(LoaderPositions).restore(SAVED, Moment.TRAINING)
     assert given == [SAVED] and run.part(LoaderPositions).take() is None
     assert run_of(trainer).part(LoaderPositions).take() is None
+
+
+class OfLitdata:
+    """A loader that shuffles by the number of its iteration."""
+
+    __module__ = "litdata.streaming.dataloader"
+    current_epoch = 0
+
+
+class OfStreaming:
+    """A dataset that does so for its loader."""
+
+    __module__ = "streaming.base.dataset"
+    next_epoch = 0
+
+
+def test_validation_loaders_begin_the_iteration_that_comes_next():
+    """Also after a check before training, which a resumed run may have once more."""
+    trainer = in_epoch_5()
+    plain, counting = SimpleNamespace(current_epoch=0), OfLitdata()
+    loaders = [plain, counting, SimpleNamespace(dataset=OfStreaming())]
+    trainer.val_dataloaders = loaders
+    saved = {**SAVED, "validation iterations": [3, 4, 5], "validation draws": []}
+    part = resumed(run_of(trainer), ResumePoint.BATCH, loader_positions=saved).part(LoaderPositions)
+    for restore in (part.validation_data_made, lambda: part.restore(saved, Moment.TRAINING)):
+        counting.current_epoch = loaders[2].dataset.next_epoch = 0
+        restore()
+        begun = plain.current_epoch, counting.current_epoch, loaders[2].dataset.next_epoch
+        assert begun == (0, 4, 5)
+    assert [iterations_begun(each) for each in loaders] == [None, 4, 5]
 
 
 def test_each_rank_has_its_own_states():

@@ -221,7 +221,7 @@ def test_the_loaders_tell_their_states(point):
     in_training(state, mine=3)
     found = state.encode_changes(point)["loader_positions"]
     within = point is not ResumePoint.EPOCH
-    draws = {"validation draws": []}
+    draws = {"validation draws": [], "validation iterations": []}
     assert found == {"mine": 3, "within": within, "generators": {}} | draws
 
 
