@@ -178,9 +178,9 @@ class Redrawn(UnplacedLoader):
             self.iterator = itertools.islice(going_on, sized_len(self.loader))
             return
         first_digest = digest_of(batch)
+        shared = Shared(self.loader)  # as one draw leaves it, also what the data have
         self.order.return_to(order)
         self.data.return_to(data)
-        shared = Shared(self.loader)  # as one draw leaves it
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)

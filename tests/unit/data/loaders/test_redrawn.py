@@ -383,3 +383,32 @@ def test_another_number_of_workers_between_epochs_is_reported(capsys, workers):
         "one left alone\n"
     )
     assert capsys.readouterr().out.count(line) == workers
+
+
+class Tally:
+    """What a dataset counts while it draws."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+TALLY = Tally()
+
+
+class Tallying(IterableDataset):
+    """It has what its code reads as a variable, too."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+
+    def __iter__(self):
+        for _ in range(4):
+            TALLY.count += 1
+            yield TALLY.count
+
+
+def test_a_first_batch_that_is_drawn_twice_leaves_a_variable_as_one_draw_does(monkeypatch):
+    monkeypatch.setattr(TALLY, "count", 0)
+    seen = train(lambda: DataLoader(Tallying(TALLY), batch_size=None), proves=True)
+    assert [batch for _, _, batch in seen[:4]] == ["1", "2", "3", "4"]
+    assert TALLY.count == len(seen)
