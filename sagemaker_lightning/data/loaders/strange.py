@@ -45,6 +45,11 @@ def users_threads(loader: Any) -> set[threading.Thread]:
     }
 
 
+def nodes_draw_ahead() -> bool:
+    """Return whether a thread of torchdata's nodes runs."""
+    return any(code_of_thread(each).startswith("torchdata.") for each in threading.enumerate())
+
+
 def draws_in_pool(loader: Any) -> bool:
     """Return whether a loader holds a pool of threads, and a generator from which these may draw.
 

@@ -40,6 +40,7 @@ from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader
+from torchdata import nodes
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
 from sagemaker_lightning.data.loaders import several
@@ -363,3 +364,16 @@ def test_workers_of_loaders_that_stay_continue(monkeypatch):
     assert ended == [second]
     loaders.leave()
     assert ended == [second, first, second]
+
+
+def test_nodes_that_draw_ahead_in_a_thread_leave_no_batch_out():
+    """To draw the first batch twice would move what they draw from while they go on."""
+
+    def ahead() -> nodes.Loader:
+        node = of_counting_nodes().root
+        return nodes.Loader(nodes.Prefetcher(node, prefetch_factor=2))
+
+    combined, fetcher = begin(ahead)
+    combined.begin(fetcher, 0, 0, None, True)
+    assert combined.why == "torchdata.nodes.loader.Loader draws other batches each time"
+    assert train(ahead) == train(ahead, [(1, 0), (2, 0)]) == train(of_counting_nodes)
