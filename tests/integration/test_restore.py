@@ -521,3 +521,21 @@ def test_a_training_that_is_done_leaves_its_loader_as_at_its_end(tmp_path: Path,
         return model.walked, "sampler" in order and order["sampler"].draw.random()
 
     assert program() == program()
+
+
+class Warming(pl.Callback):
+    """Sets the rate of each step before it."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.01 * (trainer.global_step + 1)
+
+
+def test_a_rate_that_a_hook_sets_before_a_step_is_no_difference(tmp_path, capfd):
+    def train(folder: Path, stop: str = "") -> Noted:
+        fits = trainer(folder, Warming())
+        fits.fit(model := Noted(stop))
+        return model
+
+    alone, model = alone_and_resumed(train, tmp_path, "batch 0:1")
+    out = capfd.readouterr().out
+    assert weights(model) == weights(alone) and "the next batch the one that was to come" in out

@@ -108,6 +108,9 @@ class Stateful(UnplacedLoader):
         if saved["within"]:
             self.begun -= 1
             self._begin_loaded(done, ended=not done and over)
+            if done and over and leaves_its_rest(self.loader):
+                # Nobody asks for its end; it would begin the next iteration with this state.
+                next(self.iterator, NO_BATCH)
             return
         if not over:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)

@@ -404,14 +404,10 @@ class ResumeCheck:
         # The user's code may raise anything here. The checkpoint is written already.
         with contextlib.suppress(Exception):
             digests = batch_digest.leaf_digests(moments.next_batch(self.trainer))
-            # The end of a validation may still change the learning rates and the data.
+            # A hook of the user's may set the learning rates before the step, and the end of a
+            # validation may still change the data.
             is_final = point is not ResumePoint.VALIDATION
-            upcoming = Batch(
-                steps_done(self.trainer) + 1,
-                self._position(),
-                digests,
-                self._rate_digests() if is_final else [],
-            )
+            upcoming = Batch(steps_done(self.trainer) + 1, self._position(), digests, rates=[])
             records = [
                 _journal_step(upcoming, [int(part) for part in upcoming.parts], announced=True)
             ]

@@ -272,3 +272,21 @@ def test_workers_that_stay_begin_each_pass_whenever_their_dataset_does(begins_an
         )
 
     assert train(make, [(0, 3), (1, 0), (1, 4), (2, 0)]) == train(make)
+
+
+def test_an_epoch_that_has_only_its_end_left_leaves_the_next_one_whole():
+    """Lightning asks for no batch after the last one, as in a validation that was stopped."""
+
+    def second_epoch(stops: bool) -> list[str]:
+        combined, fetcher = begin(OfStreaming)
+        combined.begin(fetcher, 0, 0)
+        done = len(rest(fetcher))
+        if stops:
+            states = combined.states(fetcher, True)
+            combined, fetcher = begin(OfStreaming)
+            combined.begin(fetcher, 0, done, states)
+        combined.begin(fetcher, 1, 0)
+        return [str(batch) for batch in rest(fetcher)]
+
+    assert second_epoch(stops=True) == second_epoch(stops=False)
+    assert len(second_epoch(stops=True)) == 12
