@@ -173,7 +173,7 @@ class Redrawn(UnplacedLoader):
             self._put_back(batch)
             return
         if self.of_nodes and strange.nodes_draw_ahead():
-            self._put_back(batch)  # they go on while what they draw from is put back
+            self._put_back(batch)  # they continue while what they draw from is put back
             self._note_different()
             return
         if (following := self._next_of_kept()) is not NO_BATCH:
