@@ -395,10 +395,12 @@ class Reports:
 
     def report_made_anew(self) -> None:
         """Print, once for each, what has another order, or other memory, after an interruption."""
-        for path in sorted(self.state.reordered - self.reported):
+        reordered = {path.partition("[")[0] for path in self.state.reordered}
+        for path in sorted(reordered - self.reported):
             if self.trainer.is_global_zero:
+                which = "this set" if path in self.state.reordered else "a set in it"
                 log.warning(
-                    f"{path}: after an interruption the elements of this set may come in another "
+                    f"{path}: after an interruption the elements of {which} may come in another "
                     "order: if training depends on it, sort them first, or keep a list or a dict"
                 )
         for path in sorted(self.state.parted - self.reported):
@@ -408,7 +410,7 @@ class Reports:
                     "after an interruption each has memory of its own, with the same values; if "
                     "training changes the one through the other, have them share it from the start"
                 )
-        self.reported |= self.state.reordered | self.state.parted
+        self.reported |= reordered | self.state.parted
 
     def warn_of_iterators(self) -> None:
         """Warn, once for each, of iterators whose position no checkpoint can hold.

@@ -616,13 +616,17 @@ def test_what_holds_no_values_is_not_reported(capsys, tmp_path):
     assert "Model." not in capsys.readouterr().out
 
 
-def test_a_set_in_another_order_is_reported_once(capsys):
+@pytest.mark.parametrize(
+    ("paths", "which"),
+    [({"model.names"}, "this set"), ({"model.names[1]", "model.names[3].a"}, "a set in it")],
+)
+def test_sets_in_another_order_are_reported_once_by_their_attribute(capsys, paths, which):
     state = state_of()
     saved = state.encode_changes()
-    state.state.reordered.add("model.names")
+    state.state.reordered |= paths
     state.restore(saved)
     assert capsys.readouterr().out == (
-        "warning: model.names: after an interruption the elements of this set may come in "
+        f"warning: model.names: after an interruption the elements of {which} may come in "
         "another order: if training depends on it, sort them first, or keep a list or a dict\n"
     )
     state.restore(saved)
