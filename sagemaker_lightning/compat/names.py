@@ -312,6 +312,12 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "CombinedStreamingDataset._datasets": "attribute",
             "ParallelStreamingDataset._datasets": "attribute",
         },
+        "torchdata.stateful_dataloader.stateful_dataloader": {
+            "_ITERATOR_FINISHED": "value",
+            "_StatefulMultiProcessingDataLoaderIter._SNAPSHOT": "value",
+            "_StatefulMultiProcessingDataLoaderIter._WORKER_SNAPSHOTS": "value",
+            "_StatefulMultiProcessingDataLoaderIter._worker_snapshots": "attribute",
+        },
         "torch.utils.data.dataloader": {
             "_BaseDataLoaderIter": "class",
             "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)",

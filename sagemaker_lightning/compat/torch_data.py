@@ -211,10 +211,13 @@ def state_after_end(loader: Any) -> dict[str, Any] | None:
         return None  # it draws an iteration again to get to its end
     of_none = {"dataset_iter_state": None, "fetcher_ended": False}
     states = {key: each | {"fetcher_state": of_none} for key, each in states.items()}
-    state = iterator.state_dict()
-    return unmarked(state) | {"_snapshot": state["_snapshot"] | {"_worker_snapshots": states}}
+    state = unmarked(iterator.state_dict())
+    snapshot = state[iterator._SNAPSHOT] | {iterator._WORKER_SNAPSHOTS: states}
+    return state | {iterator._SNAPSHOT: snapshot}
 
 
 def unmarked(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state of torchdata's StatefulDataLoader without the mark of an end."""
-    return state | {"_iterator_finished": False}
+    from torchdata.stateful_dataloader.stateful_dataloader import _ITERATOR_FINISHED
+
+    return state | {_ITERATOR_FINISHED: False}

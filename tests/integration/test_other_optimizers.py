@@ -159,12 +159,24 @@ class Warmup(pl.Callback):
             group["lr"] = self.rate * min(1, (trainer.global_step + 1) / 10)
 
 
+class Fails(pl.Callback):
+    """Ends the second epoch in the middle."""
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.current_epoch == 1 and trainer.global_step % 4 == 3:
+            raise RuntimeError("as it was told")
+
+
 @pytest.mark.slow
 def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path, PressCtrlC(1), Warmup(0.05)).fit(Classifier())
+    def train(*callbacks: pl.Callback) -> None:
+        resume = ExactResume(tmp_path, seed=1)
+        short_trainer(tmp_path, callbacks=[*callbacks, resume], max_epochs=2).fit(Classifier())
+
+    with pytest.raises(RuntimeError):
+        train(Fails(), Warmup(0.05))
     capfd.readouterr()
-    short_trainer(tmp_path, PressCtrlC(0), Warmup(0.1)).fit(Classifier())
+    train(Warmup(0.1))
     assert (
         "the learning rate differs; likely because of StepLR, whose arguments or state are others, "
         f"or what {__name__}.Warmup.on_train_batch_start sets, which is another value"

@@ -112,6 +112,8 @@ class Stateful(UnplacedLoader):
                 # Nobody asks for its end; it would begin the next iteration with this state.
                 next(self.iterator, NO_BATCH)
             return
+        if leaves_its_rest(self.loader):
+            over = False  # it may have more batches than its length says
         if not over:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
             left = iter(self.loader)

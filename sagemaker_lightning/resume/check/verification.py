@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_loops import (
@@ -25,6 +25,7 @@ from sagemaker_lightning.compat.lightning_loops import (
     steps_done,
     steps_draw_batches,
 )
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import position
@@ -39,6 +40,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.same_run import run_settings
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.batch_digest import LeafDigest
+from sagemaker_lightning.state.object_graph import is_library_class
 
 BATCHES_PER_READ = 50  # batches whose digests stay on a GPU before all of them are read at once
 SEVERAL = "the numbers in", "the hooks of", "the class or the hooks of"
@@ -404,10 +406,15 @@ class ResumeCheck:
         # The user's code may raise anything here. The checkpoint is written already.
         with contextlib.suppress(Exception):
             digests = batch_digest.leaf_digests(moments.next_batch(self.trainer))
-            # A hook of the user's may set the learning rates before the step, and the end of a
-            # validation may still change the data.
+            # The end of a validation may still change the learning rates and the data.
             is_final = point is not ResumePoint.VALIDATION
-            upcoming = Batch(steps_done(self.trainer) + 1, self._position(), digests, rates=[])
+            has_rates = is_final and not _sets_before_steps(self.trainer)
+            upcoming = Batch(
+                steps_done(self.trainer) + 1,
+                self._position(),
+                digests,
+                self._rate_digests() if has_rates else [],
+            )
             records = [
                 _journal_step(upcoming, [int(part) for part in upcoming.parts], announced=True)
             ]
@@ -576,6 +583,15 @@ class ResumeCheck:
 
     def _position(self) -> Position:
         return position(self.trainer)
+
+
+def _sets_before_steps(trainer: Trainer) -> bool:
+    """Return whether a callback of the user's may set the learning rates before each step."""
+    return any(
+        type(each).on_train_batch_start is not Callback.on_train_batch_start
+        and not is_library_class(type(each))
+        for each in callbacks_of(trainer)
+    )
 
 
 def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> Step:
