@@ -290,3 +290,15 @@ def test_an_epoch_that_has_only_its_end_left_leaves_the_next_one_whole():
 
     assert second_epoch(stops=True) == second_epoch(stops=False)
     assert len(second_epoch(stops=True)) == 12
+
+
+class Longer(OfStreaming):
+    """It has more batches than its length says, as Streaming's of parts of an epoch."""
+
+    def __len__(self) -> int:
+        return 10
+
+
+def test_batches_beyond_a_loaders_length_are_not_those_of_the_next_epoch():
+    alone = train(Longer)
+    assert len(alone) == 30 and train(Longer, [(1, 0), (2, 0)]) == alone
