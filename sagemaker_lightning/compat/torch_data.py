@@ -139,31 +139,35 @@ def combines_datasets(dataset: Any) -> bool:
     return hasattr(dataset, "_datasets")
 
 
+def is_of_library(object_: Any, library: str) -> bool:
+    """Return whether an object's class, or one of its bases, is a library's."""
+    return any(base.__module__.startswith(f"{library}.") for base in type(object_).__mro__)
+
+
 def iterations_begun(loader: Any) -> int | None:
     """Return how many iterations a library's loader has begun, by which it shuffles; None if none.
 
     litdata's loader counts them itself, MosaicML Streaming's dataset does it for its loader.
     """
-    owner, name = _counter(loader)
+    owner, name = _place_of_count(loader)
     return int(getattr(owner, name)) if name else None
 
 
 def set_iterations_begun(loader: Any, number: int) -> None:
     """Have a loader begin its next iteration as if it had begun `number`; others are left alone."""
-    owner, name = _counter(loader)
+    owner, name = _place_of_count(loader)
     if name:
         setattr(owner, name, number)
 
 
-def _counter(loader: Any) -> tuple[Any, str]:
-    """Return what counts a loader's iterations, and its attribute; "" if nothing does."""
+def _place_of_count(loader: Any) -> tuple[Any, str]:
+    """Return the object that counts a loader's iterations, and the attribute; "" if none does."""
     dataset = getattr(loader, "dataset", None)
     for owner, library, name in (
         (loader, "litdata", "current_epoch"),
         (dataset, "streaming", "next_epoch"),
     ):
-        modules = [base.__module__.partition(".")[0] for base in type(owner).__mro__]
-        if library in modules and hasattr(owner, name):
+        if is_of_library(owner, library) and hasattr(owner, name):
             return owner, name
     return None, ""
 
@@ -211,12 +215,12 @@ def state_after_end(loader: Any) -> dict[str, Any] | None:
         return None  # it draws an iteration again to get to its end
     of_none = {"dataset_iter_state": None, "fetcher_ended": False}
     states = {key: each | {"fetcher_state": of_none} for key, each in states.items()}
-    state = unmarked(iterator.state_dict())
+    state = without_mark_of_end(iterator.state_dict())
     snapshot = state[iterator._SNAPSHOT] | {iterator._WORKER_SNAPSHOTS: states}
     return state | {iterator._SNAPSHOT: snapshot}
 
 
-def unmarked(state: dict[str, Any]) -> dict[str, Any]:
+def without_mark_of_end(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state of torchdata's StatefulDataLoader without the mark of an end."""
     from torchdata.stateful_dataloader.stateful_dataloader import _ITERATOR_FINISHED
 

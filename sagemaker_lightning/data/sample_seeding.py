@@ -161,14 +161,14 @@ class SeededSamplesWithState(SeededSamples):
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
         if state.get("over"):
-            self._end()
+            self._go_to_end()
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
         for path, generator in generators.find(self.user_generators.roots).items():
             if path in state["generators"]:
                 GENERATOR.fill(generator, None, [], state["generators"][path])
 
-    def _end(self) -> None:
+    def _go_to_end(self) -> None:
         """Have no more samples, as an iteration that was at its end.
 
         A dataset that gives the rest of an iteration, once it is loaded, has to give that of this

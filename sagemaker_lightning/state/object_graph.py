@@ -810,10 +810,11 @@ def modules_in(function: types.FunctionType) -> dict[types.ModuleType, frozenset
 
 
 def names_read(function: types.FunctionType) -> frozenset[str]:
-    """Return the names that a function may read in its own module: all, if a text has some.
+    """Return the names of variables of its own module that a function may read.
 
-    Some may be names of attributes only. They are left out if the module has an object by one: an
-    attribute and a variable are often named alike, and what a sample reads is seeded.
+    They are all of them if it takes names from texts. Some of the names in its code may be names of
+    attributes only. They are left out if the module has an object by one: an attribute and a
+    variable are often named alike, and what a sample reads is seeded.
     """
     names = names_in_code(function.__code__)
     variables = function.__globals__

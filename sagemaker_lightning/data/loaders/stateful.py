@@ -4,7 +4,12 @@ from typing import Any
 
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from sagemaker_lightning.compat.torch_data import copied, end_workers, state_after_end, unmarked
+from sagemaker_lightning.compat.torch_data import (
+    copied,
+    end_workers,
+    state_after_end,
+    without_mark_of_end,
+)
 from sagemaker_lightning.data.deterministic import (
     counts_only,
     knows_its_end,
@@ -102,7 +107,7 @@ class Stateful(UnplacedLoader):
                 raise self.other_workers("saved its state", saved["workers"])
             own, end = values.decode(saved["own"]), values.decode(saved["end"])
             over = saved["over"]
-            if begins_anew := end is not None and self._goes_on_after(own):
+            if begins_anew := end is not None and self._has_batches_after(own):
                 own = end
             self.loader.load_state_dict(own)
         if saved["within"]:
@@ -123,9 +128,9 @@ class Stateful(UnplacedLoader):
         after_end = over and not begins_anew and knows_its_end(self.loader)
         self._begin_loaded(0, over, after_end)
 
-    def _goes_on_after(self, own: dict[str, Any]) -> bool:
+    def _has_batches_after(self, own: dict[str, Any]) -> bool:
         """Return whether the loader has more batches after the state of an end."""
-        self.loader.load_state_dict(unmarked(own))
+        self.loader.load_state_dict(without_mark_of_end(own))
         plan(self.loader, self.begun - 1, 0)
         try:
             return next(iter(self.loader), NO_BATCH) is not NO_BATCH

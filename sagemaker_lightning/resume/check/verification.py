@@ -408,7 +408,7 @@ class ResumeCheck:
             digests = batch_digest.leaf_digests(moments.next_batch(self.trainer))
             # The end of a validation may still change the learning rates and the data.
             is_final = point is not ResumePoint.VALIDATION
-            has_rates = is_final and not _sets_before_steps(self.trainer)
+            has_rates = is_final and not _callbacks_may_set_rates(self.trainer)
             upcoming = Batch(
                 steps_done(self.trainer) + 1,
                 self._position(),
@@ -585,7 +585,7 @@ class ResumeCheck:
         return position(self.trainer)
 
 
-def _sets_before_steps(trainer: Trainer) -> bool:
+def _callbacks_may_set_rates(trainer: Trainer) -> bool:
     """Return whether a callback of the user's may set the learning rates before each step."""
     return any(
         type(each).on_train_batch_start is not Callback.on_train_batch_start

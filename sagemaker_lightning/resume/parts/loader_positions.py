@@ -55,7 +55,7 @@ class LoaderPositions(Part):
             training_loaders(self.trainer).give_back(saved)
             set_states(self._generators(), saved["generators"])
         if not epochs_of_data(self.trainer):
-            self._count_validations()  # also after a check before training
+            self._set_iterations_of_validation()  # also after a check before training
 
     def validation_data_made(self) -> None:
         """Tell the first validation loaders what the interrupted run knew of them.
@@ -68,9 +68,9 @@ class LoaderPositions(Part):
             for plan, draw in zip(self._validation_plans(), draws, strict=False):
                 if plan is not None and type(draw) is bool:
                     plan.samples_draw = draw
-            self._count_validations()
+            self._set_iterations_of_validation()
 
-    def _count_validations(self) -> None:
+    def _set_iterations_of_validation(self) -> None:
         """Have validation loaders begin the iterations that come next."""
         begun = self.resumed.of(self)["validation iterations"]
         loaders = flattened(self.trainer.val_dataloaders)

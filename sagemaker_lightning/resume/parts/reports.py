@@ -235,7 +235,7 @@ class Reports:
                 log.warning(f"{printable(path)} {text}")
             self.reported.add(path)
 
-    def report_sizes(self, what: str, loaders: CombinedLoader | None) -> None:
+    def report_unequal_batches(self, what: str, loaders: CombinedLoader | None) -> None:
         """Print, once, of which data the ranks have unequal last batches, if code gathers batches.
 
         Args:

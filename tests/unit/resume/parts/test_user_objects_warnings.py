@@ -496,7 +496,7 @@ def test_unequal_batches_are_named_where_code_gathers_them(monkeypatch, capsys, 
     reports = state.run.part(UserObjects).reports
     loaders = CombinedLoader(exact(DataLoader(range(size), 5), 7, rank=0, world_size=2)[0])
     for _ in range(2):
-        reports.report_sizes("validation data", loaders)
+        reports.report_unequal_batches("validation data", loaders)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == bool(names) and all(names in line for line in lines)
 
