@@ -111,20 +111,41 @@ class Stateful(UnplacedLoader):
                 own = end
             self.loader.load_state_dict(own)
         if saved["within"]:
-            self.begun -= 1
-            self._begin_loaded(done, ended=not done and over)
-            if done and over and leaves_its_rest(self.loader):
-                # Nobody asks for its end; it would begin the next iteration with this state.
-                next(self.iterator, NO_BATCH)
-            return
-        if leaves_its_rest(self.loader):
-            over = False  # it may have more batches than its length says
-        if not over:  # the iteration was left before its end; the next is another one
+            self._continue(done, over)
+        elif leaves_its_rest(self.loader):
+            self._begin_after_rest()
+        else:
+            self._begin_next(over, begins_anew)
+
+    def _continue(self, done: int, over: bool) -> None:
+        """Continue the iteration that the loader's state is of, after `done` batches."""
+        self.begun -= 1
+        self._begin_loaded(done, ended=not done and over)
+        if done and over and leaves_its_rest(self.loader):
+            # Nobody asks for its end; it would begin the next iteration with this state.
+            next(self.iterator, NO_BATCH)
+
+    def _begin_after_rest(self) -> None:
+        """Begin the next iteration of a loader that drops the rest of the one before.
+
+        It may have a rest even if that one was over: more batches than its length says.
+        """
+        plan(self.loader, self.begun - 1, 0)
+        left = iter(self.loader)
+        next(left, None)  # the iteration begins with its first batch
+        left.close()
+        self._begin_loaded(0, ended=False)
+
+    def _begin_next(self, over: bool, begins_anew: bool) -> None:
+        """Begin the next iteration of a loader with the state of the one before.
+
+        Args:
+            over: Whether that one had come to its end.
+            begins_anew: Whether the loader's state is already that of the next one.
+        """
+        if not over:
             plan(self.loader, self.begun - 1, 0)
-            left = iter(self.loader)
-            if leaves_its_rest(self.loader):
-                next(left, None)  # it begins with its first batch
-                left.close()
+            iter(self.loader)
         after_end = over and not begins_anew and knows_its_end(self.loader)
         self._begin_loaded(0, over, after_end)
 
