@@ -127,6 +127,17 @@ class DrawnAsAsked(list[Any]):
         unseeded.number, unseeded.count = outside
 
 
+def shares_unequally(loader: Any, ranks: int) -> bool:
+    """Return whether ranks that share a loader's batches have last batches of several sizes."""
+    if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
+        return False
+    sampler = loader.batch_sampler
+    if (length := sized_len(sampler.sampler)) is None:
+        return False
+    division = BatchDivision(length, sampler.batch_size, ranks, sampler.drop_last)
+    return len({*division.sizes(division.batches - 1)}) > 1
+
+
 class Batches(Sampler[Any]):
     """One rank's batches of keys, in the order that a DataLoader's own sampler draws.
 

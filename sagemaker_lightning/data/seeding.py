@@ -1,5 +1,6 @@
 """Random draws of a whole run: functions of (seed, epoch, position)."""
 
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,11 +14,17 @@ from sagemaker_lightning.compat.lightning_loops import combined_loader
 from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.compat.torch_data import end_workers
-from sagemaker_lightning.data.batch_order import Batches
+from sagemaker_lightning.contract.log import log
+from sagemaker_lightning.data.batch_order import Batches, shares_unequally
 from sagemaker_lightning.data.deterministic import Exact, exact, of_class, restore_loader
 from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.state.graph.nodes import GENERATOR
+
+
+def kind_of(stage: RunningStage) -> str:
+    """Return the short name of a stage that uses data."""
+    return {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
 
 
 class Seeding(Callback):
@@ -29,12 +36,21 @@ class Seeding(Callback):
     order and yield the samples of their own rank. Other callbacks draw random numbers in their
     hooks: this one should be the first. ExactResume has one of its own.
 
+    Where the last batches of the ranks would be of several sizes, and code gathers the tensors of
+    all ranks, which have to be of one size, a loader has Lightning's own DistributedSampler.
+
     Args:
         seed: Decides all draws; None for a different one in each run.
+        names_in_code: Returns the names that the code of a trainer's model and callbacks mentions.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int | None = None,
+        names_in_code: Callable[[Trainer], Collection[str]] = lambda trainer: (),
+    ) -> None:
         self.seed = seed
+        self.names_in_code = names_in_code
         self.turn: tuple[int, ...] = ()
         """Which of a trainer's trainings it is, if not the first one: it has other draws."""
         self.loaders: dict[str, list[Any]] = {}
@@ -57,6 +73,11 @@ class Seeding(Callback):
                 return lightning_loaders.prepare_as_lightning(trainer, dataloader, shuffle, mode)
             if lightning_loaders.replaces_loader(trainer, dataloader):
                 end_workers(dataloader)  # those of the loader that Lightning would make are new
+                if self._has_to_be_equal(trainer, dataloader, mode):
+                    loader = lightning_loaders.prepare_as_lightning(
+                        trainer, dataloader, shuffle, mode
+                    )
+                    return self._exact(trainer, loader, mode, share=False)
             # data/deterministic.py shares batches out instead, and repeats no sample for it.
             loader = lightning_loaders.prepare_without_sampler(trainer, dataloader, shuffle, mode)
             return self._exact(trainer, loader, mode, lightning_loaders.shares_loaders(trainer))
@@ -148,6 +169,22 @@ class Seeding(Callback):
             rank = data_rank(trainer)
             loader.seed_by(lambda: (self.seed, kind, trainer.global_step, rank))
 
+    def _has_to_be_equal(self, trainer: Trainer, loader: Any, stage: RunningStage) -> bool:
+        """Return whether code gathers batches of which the ranks would have unequal ones; say so.
+
+        Gathered tensors of several sizes end the ranks, or have them wait for ever.
+        """
+        if not shares_unequally(loader, data_ranks(trainer)):
+            return False
+        gathers = sorted(name for name in self.names_in_code(trainer) if "all_gather" in name)
+        if gathers and trainer.is_global_zero:
+            log.warning(
+                f"{kind_of(stage)} data: the ranks take some samples twice, as Lightning's "
+                f"DistributedSampler has it, so that their batches are of one size, which "
+                f"{gathers[0]} expects"
+            )
+        return bool(gathers)
+
     def _tell_ranks_apart(self, trainer: Trainer, batches: Batches) -> None:
         """Have each rank draw by itself where the program's sampler shares the samples out.
 
@@ -163,7 +200,7 @@ class Seeding(Callback):
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""
-        kind = {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
+        kind = kind_of(stage)
         rank, ranks = data_rank(trainer), data_ranks(trainer)
         shares = {"rank": rank, "world_size": ranks} if share else {}
         loaders = self.loaders.setdefault(kind, [])

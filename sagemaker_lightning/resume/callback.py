@@ -70,6 +70,7 @@ from sagemaker_lightning.resume.files.entries import ResumeResult
 from sagemaker_lightning.resume.files.first_start import FirstStart
 from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
+from sagemaker_lightning.resume.parts.roots import names_in_code
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
@@ -180,7 +181,7 @@ class ExactResume(EarlyCallback):
         self.container_restarts = ContainerRestarts(self.environment)
         self.intervals = Intervals(every_n_minutes, every_n_steps)
         self.signals = Signals(stop, self.home)
-        self.seeding = Seeding(seed)
+        self.seeding = Seeding(seed, names_in_code)
         self.rank_consistency = RankConsistency(
             self.environment, settings, lr_scaling, other_settings
         )

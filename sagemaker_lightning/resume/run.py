@@ -443,7 +443,6 @@ class Run:
         with data_epoch.recreating(loop):
             yield
         self.part(Weights).forget_first_weights()
-        objects.reports.report_unequal_batches("training data", loop.loaders)
         objects.graph.include()
         if loaders_before not in (None, loop.loaders):
             data_epoch.data_made_anew(before)
@@ -475,7 +474,6 @@ class Run:
         finally:
             progress.completed = completed
         if not there_are_some:
-            self.part(UserObjects).reports.report_unequal_batches("validation data", loop.loaders)
             data_epoch.validation_data_made()
             if self.resumed:
                 with refusing(self, self.resumed.file_name, LoaderPositions.key):
@@ -756,10 +754,7 @@ class Run:
 
     @contextmanager
     def sanity_check(self) -> Iterator[None]:
-        """Let a check before training run; what it changes is saved.
-
-        A resumed run does not have this check.
-        """
+        """Let a check before training run; what it changes is saved."""
         self.mark_start()
         yield
         self.part(UserObjects).graph.touch_all()

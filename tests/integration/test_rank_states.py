@@ -186,3 +186,53 @@ def test_what_the_ranks_log_note_and_share_comes_back(tmp_path: Path, kind):
     ]
     lines = [line for each in ended for line in each.output.splitlines() if "warning:" in line]
     assert [line for line in lines if "warning: fails of model was " not in line] == []
+
+
+class Contrastive(ranks.Regression):
+    """Compares its samples with those of all ranks: each rank needs as many; fails at a step."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__()
+        self.fails = fails
+        self.everywhere = []
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.fails:
+            raise RuntimeError("as a job that is lost")
+        everywhere = self.all_gather(batch[1])
+        self.everywhere.append(everywhere.flatten().tolist())
+        return super().training_step(batch, batch_idx) * everywhere.std()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("gathered", self.all_gather(batch[1]).std(), batch_size=1)
+
+
+def train_contrastive(folder: str, fails: int = -1) -> tuple[Contrastive, torch.Tensor]:
+    model = Contrastive(fails)
+    trainer = ranks.trainer([ExactResume(folder, seed=3, every_n_steps=2)])
+    numbers = torch.arange(19.0)
+    data = TensorDataset(numbers[:, None].expand(19, 192) / 10, numbers)
+    loaders = [DataLoader(data, 4, shuffle=shuffle) for shuffle in (True, False)]
+    trainer.fit(model, *loaders)
+    return model, trainer.callback_metrics["gathered"]
+
+
+def interrupted_contrastive() -> tuple:
+    """Return the samples of the epochs, and whether the resumed run ends as the one left alone."""
+    alone, gathered = train_contrastive("alone")
+    with suppress(RuntimeError):
+        train_contrastive("run", fails=5)
+    model, gathered_too = train_contrastive("run")
+    same = torch.equal(model.weights, alone.weights) and bool(gathered == gathered_too)
+    sizes = [len(step) for step in alone.everywhere[:3]]
+    return sizes, same, model.everywhere == alone.everywhere
+
+
+@pytest.mark.slow
+def test_ranks_whose_code_gathers_have_batches_of_one_size(tmp_path: Path):
+    """19 samples are 10 for each rank, as Lightning's sampler has it."""
+    ended = ranks.run(interrupted_contrastive, folder=tmp_path)
+    assert [each.value for each in ended] == [([8, 8, 4], True, True)] * 2, ended[0].error
+    lines = [line for line in ended[0].output.splitlines() if "take some samples twice" in line]
+    assert len({*lines}) == 2 and all("all_gather" in line for line in lines)
+    assert "take some samples twice" not in ended[1].output

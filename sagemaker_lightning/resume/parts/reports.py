@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torchmetrics import MetricTracker
 
@@ -22,15 +21,12 @@ from sagemaker_lightning.compat.torch_modules import (
 )
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.data.batch_order import Batches
-from sagemaker_lightning.data.deterministic import divided
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.roots import (
     TRAINING,
     VALIDATION,
-    names_in_code,
     places_of_code,
     user_objects,
 )
@@ -234,33 +230,6 @@ class Reports:
             if path not in self.reported and self.trainer.is_global_zero:
                 log.warning(f"{printable(path)} {text}")
             self.reported.add(path)
-
-    def report_unequal_batches(self, what: str, loaders: CombinedLoader | None) -> None:
-        """Print, once, of which data the ranks have unequal last batches, if code gathers batches.
-
-        Args:
-            what: Which data they are.
-            loaders: Their loaders.
-        """
-        if loaders is None or what in self.reported:
-            return
-        if self.trainer.world_size == 1 or not self.trainer.is_global_zero:
-            return
-        gathers = sorted(name for name in names_in_code(self.trainer) if "all_gather" in name)
-        for loader in loaders.flattened if gathers else ():
-            batches = divided(loader)
-            if not isinstance(batches, Batches) or batches.endless:
-                continue
-            sizes = batches.sizes(0, len(batches) - 1)
-            if len({*sizes}) > 1:
-                self.reported.add(what)
-                log.warning(
-                    f"the last batch of the {what} has {sizes[0]} samples on rank 0 and "
-                    f"{sizes[-1]} on rank {len(sizes) - 1}: the ranks share them, each once, where "
-                    f"Lightning's sampler gives some of them twice; {gathers[0]} expects tensors "
-                    "of one size and may fail or wait for ever; set drop_last=True, or give a "
-                    "DistributedSampler, with use_distributed_sampler=False"
-                )
 
     def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
         """Print, once, what has changed and cannot be saved.

@@ -28,7 +28,6 @@ import scipy.stats
 import torch
 import tqdm
 from pytorch_lightning import LightningDataModule, LightningModule
-from pytorch_lightning.utilities import CombinedLoader
 from sklearn.isotonic import IsotonicRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
@@ -50,7 +49,6 @@ from user_state import (
     told,
 )
 
-from sagemaker_lightning.data.deterministic import exact
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -475,30 +473,6 @@ def test_what_data_open_to_read_is_no_loss_where_there_was_nothing(tmp_path, cap
     saved = state.run.part(UserObjects).save(ResumePoint.BATCH, None)
     assert sorted(saved["unsaved"]) == ["model.file"]
     assert capsys.readouterr().out == ""
-
-
-class Gathering(LightningModule):
-    def validation_step(self, batch, batch_idx):
-        return self.all_gather(batch)
-
-
-@pytest.mark.parametrize(
-    ("model", "size", "names"),
-    [
-        (Gathering(), 19, "5 samples on rank 0 and 4 on rank 1"),
-        (Gathering(), 20, ""),  # the ranks have as many
-        (Counts(), 19, ""),  # nobody gathers
-    ],
-)
-def test_unequal_batches_are_named_where_code_gathers_them(monkeypatch, capsys, model, size, names):
-    state = state_of(model)
-    monkeypatch.setattr(type(state.trainer), "world_size", 2)
-    reports = state.run.part(UserObjects).reports
-    loaders = CombinedLoader(exact(DataLoader(range(size), 5), 7, rank=0, world_size=2)[0])
-    for _ in range(2):
-        reports.report_unequal_batches("validation data", loaders)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == bool(names) and all(names in line for line in lines)
 
 
 def test_other_ranks_tell_nothing(monkeypatch, capsys):
