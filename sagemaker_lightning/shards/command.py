@@ -12,11 +12,11 @@ import argparse
 import hashlib
 import io
 import json
-import os
-import random
+import signal
 import sys
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,20 +28,18 @@ try:
     from sagemaker_lightning.contract.errors import UserError, printable
     from sagemaker_lightning.shards import index as indexes
     from sagemaker_lightning.shards.index import Shard
+    from sagemaker_lightning.shards.origins import Sample, origin_at
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; use the python of the training, or "
         "install the extra `rows` of this package"
     )
 
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
-MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp"}
 STATE = "shards.unfinished"
 """The folder, in the output, of what says how far an unfinished call is."""
 SECONDS = 5.0  # between two lines of progress
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-Sample = dict[str, bytes]
+PIECE = 2**20  # bytes that are read at once
 
 
 @dataclass(frozen=True)
@@ -61,57 +59,45 @@ class Written:
 
     @classmethod
     def load(cls, path: Path) -> "Written | None":
-        """Return what a file has; None if there is no such file."""
-        if not path.exists():
+        """Return what a file has; None if there is no such file, or if it is damaged."""
+        try:
+            *shard, samples = json.loads(path.read_bytes())
+            return cls(Shard(*shard), samples)
+        except (FileNotFoundError, ValueError, TypeError):
             return None
-        *shard, samples = json.loads(path.read_bytes())
-        return cls(Shard(*shard), samples)
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a folder still has the shard, and as large as it was."""
+        path = folder / self.shard.name
+        return path.is_file() and path.stat().st_size == self.shard.bytes
 
 
-def make(origin: Path, output: Path, shard_bytes: int, seed: int) -> None:
+def make(path: Path, output: Path, shard_bytes: int, seed: int) -> None:
     """Write the shards of a folder of images, or of a Parquet table, and their index.
 
     Args:
-        origin: The folder or the table.
-        output: A new or empty folder, or one that such a call has begun.
+        path: The folder or the table.
+        output: A new or empty folder, or one that such a call has begun; it is not in the folder.
         shard_bytes: Bytes of a shard: the last sample may exceed them.
         seed: Decides in which order a folder's images are. A table's rows stay in theirs.
 
     Raises UserError; OSError.
     """
-    if origin.is_dir():
-        files, classes = _images(origin, seed)
-        about: list[Any] = [[str(file.relative_to(origin)), size] for file, size in files]
-        total = len(files)
-    elif origin.suffix == ".parquet" and origin.is_file():
-        total, about = _rows(origin), [origin.stat().st_size, origin.stat().st_mtime_ns]
-        classes = ()
-    else:
-        raise UserError(
-            f"{origin}: found no folder and no .parquet file; give a folder with a folder of "
-            "images for each class, or a table"
-        )
-    numbers = {name: number for number, name in enumerate(classes)}
-    state = _begun(output, ["make", about, shard_bytes, seed])
-    progress = Progress(total)
-
-    def samples(first: int) -> Iterator[Sample]:
-        if not origin.is_dir():
-            yield from _samples_of_table(origin, first)
-            return
-        for file, _ in files[first:]:
-            number = numbers[file.relative_to(origin).parts[0]]
-            field = {"jpeg": "jpg"}.get(file.suffix[1:].lower(), file.suffix[1:].lower())
-            yield {"cls": str(number).encode(), field: file.read_bytes()}
-
+    if path.resolve() in (output.resolve(), *output.resolve().parents):
+        raise UserError(f"{output}: found it within {path}, expected a folder beside it; give one")
+    origin = origin_at(path, seed)
+    classes = list(origin.classes)
+    state = _begun(output, ["make", origin.identity, classes, shard_bytes, seed])
+    progress = Progress(origin.total)
     written: list[Written] = []
     done = 0
-    while done < total:
+    while done < origin.total:
         name = f"shard-{len(written):06}.tar"
         noted = state / f"{name}.json"
         shard = Written.load(noted)
-        if shard is None:
-            shard = _write_shard(output / name, samples(done), done, shard_bytes, progress)
+        if shard is None or not shard.is_in(output):
+            samples = origin.samples(done)
+            shard = _write_shard(output / name, samples, done, shard_bytes, progress)
             shard.save(noted)
         done += shard.shard.samples
         progress.reached(done, shard.shard.name)
@@ -128,6 +114,9 @@ def index(folder: Path) -> None:
     if not names:
         found = "no *.tar" if folder.is_dir() else "no such folder"
         raise UserError(f"{folder}: found {found}, expected tar shards; give their folder")
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: found no file, expected a tar shard; remove it")
     about = [
         [name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns] for name in names
     ]
@@ -184,9 +173,9 @@ def _begun(output: Path, call: list[Any]) -> Path:
     state = output / STATE
     others = [entry.name for entry in output.iterdir()] if output.is_dir() else []
     if call[0] == "make" and others and STATE not in others:
-        raise UserError(
-            f"{output}: found {sorted(others)[0]}, expected a new or empty folder; give one"
-        )
+        is_done = indexes.NAME in others
+        found = f"the {indexes.NAME} of a call that is done" if is_done else sorted(others)[0]
+        raise UserError(f"{output}: found {found}, expected a new or empty folder; give one")
     state.mkdir(parents=True, exist_ok=True)
     remove_leftovers(output, "*")
     remove_leftovers(state, "*")
@@ -204,19 +193,31 @@ def _begun(output: Path, call: list[Any]) -> Path:
 
 def _finish(output: Path, written: list[Written], classes: Sequence[str], state: Path) -> None:
     """Write the index, and remove the state."""
-    fields = sorted({field for shard in written for places, _ in shard.samples for field in places})
+    numbers = Counter(field for shard in written for places, _ in shard.samples for field in places)
+    fields = sorted(numbers)
+    if len(fields) > indexes.MOST_FIELDS:
+        raise UserError(
+            f"{output}: found {len(fields)} kinds of files in the samples ({', '.join(fields[:3])} "
+            f"and others), expected at most {indexes.MOST_FIELDS}; a sample's files have one name "
+            "up to the first dot"
+        )
+    unfinished = state / indexes.NAME
     indexes.write(
-        output / indexes.NAME,
+        unfinished,
         [shard.shard for shard in written],
         fields,
         classes,
         (indexes.table(shard.samples, fields) for shard in written),
     )
-    indexes.read(output / indexes.NAME)
+    indexes.read(unfinished)
+    unfinished.replace(output / indexes.NAME)
     for path in state.iterdir():
         path.unlink()
     state.rmdir()
     count = sum(shard.shard.samples for shard in written)
+    for field, number in sorted(numbers.items()):
+        if number < count:
+            print(f"{printable(field)}: {count - number} of {count} samples have none")
     print(f"{output / indexes.NAME}: {count} samples in {len(written)} shards")
 
 
@@ -252,13 +253,17 @@ def _scanned(path: Path) -> Written:
     last = None
     sample: Sample = {}
     places: dict[str, tuple[int, int]] = {}
+    links = 0
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 archive.members.clear()  # type: ignore[attr-defined]  # the stubs lack it
                 folder, _, file = member.name.rpartition("/")
                 name, _, field = file.partition(".")
-                if not member.isreg() or member.issparse() or name.startswith("__"):
+                if member.islnk() or member.issym():
+                    links += 1
+                # WebDataset leaves out __x__, and what begins with a dot, such as macOS's ._x.
+                if not member.isreg() or member.issparse() or name.startswith("__") or not name:
                     continue
                 if not field.isprintable() or not 0 < len(field) <= 100:
                     raise ValueError(f"a file is {printable(member.name)[:100]!r}, without a field")
@@ -274,6 +279,8 @@ def _scanned(path: Path) -> Written:
                 assert content is not None  # it is a file
                 sample[field] = content.read()
                 places[field] = (member.offset_data, member.size)
+            if not _has_only_zeros_after(path, archive.offset):
+                raise ValueError(f"byte {archive.offset} is no header, and not the archive's end")
     except Exception as error:  # tarfile raises nearly any of them for a damaged header
         raise UserError(
             f"{path}: found no whole tar shard ({printable(str(error))[:200]}); make it anew"
@@ -282,78 +289,27 @@ def _scanned(path: Path) -> Written:
         noted.append((places, _checksum(sample)))
     if not noted:
         raise UserError(f"{path}: found no file in it, expected samples; remove it")
+    if links:
+        print(
+            f"{printable(str(path))}: {links} links are left out; pack the files that they lead to"
+        )
     return Written(Shard(path.name, size, len(noted)), noted)
 
 
-def _images(folder: Path, seed: int) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
-    """Return a folder's images with their sizes, shuffled, and the names of the classes."""
-    classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
-    files = []
-    for name in classes:
-        for parent, _, names in os.walk(folder / name):
-            paths = [Path(parent, each) for each in names if each.lower().endswith(IMAGES)]
-            files += [(path, path.stat().st_size) for path in paths]
-    if not files:
-        raise UserError(
-            f"{folder}: found no image in a folder of a class, expected CLASS/*.jpg or the like; "
-            f"expected {', '.join(IMAGES)}"
-        )
-    files.sort()
-    random.Random(seed).shuffle(files)
-    return files, classes
+def _has_only_zeros_after(path: Path, offset: int) -> bool:
+    """Return whether a tar ends at an offset, as zeros say.
 
-
-def _rows(table: Path) -> int:
-    return int(_parquet(table).metadata.num_rows)
-
-
-def _parquet(table: Path) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"{table}: this Python has no pyarrow; install the extra `rows`, or give a folder"
-        ) from None
-    try:
-        return pyarrow.parquet.ParquetFile(table)
-    except (OSError, ValueError) as error:  # pyarrow's errors are these
-        raise UserError(
-            f"{table}: found no Parquet table ({printable(str(error))[:200]}); make it anew"
-        ) from None
-
-
-def _samples_of_table(table: Path, first: int) -> Iterator[Sample]:
-    """Yield the samples of a table's rows from row `first` on."""
-    file = _parquet(table)
-    begin = 0
-    for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if begin + rows > first:
-            for number, batch in enumerate(file.iter_batches(64, row_groups=[group])):
-                for place, row in enumerate(batch.to_pylist()):
-                    if begin + 64 * number + place >= first:
-                        yield _sample(row, table)
-        begin += rows
-
-
-def _sample(row: dict[str, Any], table: Path) -> Sample:
-    """Return a row's fields: bytes as they are, texts, and other values as JSON."""
-    sample = {}
-    for column, value in row.items():
-        if value is None:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
-            value = value["bytes"]  # an image of Hugging Face's datasets
-        name = "cls" if column == "label" else column
-        if isinstance(value, bytes):
-            kind = next((kind for magic, kind in MAGIC.items() if value.startswith(magic)), "")
-            sample[kind if kind and kind not in sample else name] = value
-        else:
-            text = value if isinstance(value, str) else json_text(value, default=str)
-            sample[name] = text.encode()
-    if not sample or any("/" in field or not field.isprintable() for field in sample):
-        raise UserError(f"{table}: found a row without a value, or a column with / in its name")
-    return sample
+    tarfile takes a damaged header for the end, but for the first one.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        if len(piece := file.read(PIECE)) < tarfile.BLOCKSIZE:
+            return False
+        while piece:
+            if piece.strip(b"\0"):
+                return False
+            piece = file.read(PIECE)
+    return True
 
 
 def size(text: str) -> int:
@@ -386,7 +342,7 @@ def main(arguments: list[str] | None = None) -> None:
     indexing = commands.add_parser("index", help="make the index of tar shards")
     indexing.add_argument("folder", type=Path, metavar="FOLDER")
     checking = commands.add_parser("check", help="read all samples")
-    checking.add_argument("location", metavar="FOLDER or s3://BUCKET/PREFIX")
+    checking.add_argument("folder", metavar="FOLDER or s3://BUCKET/PREFIX")
     args = parser.parse_args(arguments)
     try:
         if args.command == "make":
@@ -394,6 +350,11 @@ def main(arguments: list[str] | None = None) -> None:
         elif args.command == "index":
             index(args.folder)
         else:
-            print(f"{args.location}: {check(args.location)} samples are whole")
+            print(f"{args.folder}: {check(args.folder)} samples are whole")
+    except KeyboardInterrupt:
+        print("interrupted: the same call continues", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
-        sys.exit(f"error: {printable(str(error))[:1000]}")
+        names_file = isinstance(error, UserError) or error.filename
+        where = "" if names_file else f"{args.output if args.command == 'make' else args.folder}: "
+        sys.exit(f"error: {printable(where + str(error))[:1000]}")

@@ -193,8 +193,8 @@ def _read(path: Path, file: BinaryIO) -> Index:
     if not line.endswith(b"\n") or not line.startswith(b'{"format": "' + FORMAT.encode()):
         raise ValueError("its first line is another one")
     header = json.loads(line)
-    fields = tuple(_text(field) for field in header["fields"])
-    classes = tuple(_text(name) for name in header["classes"])
+    fields = tuple(checked_name(field) for field in header["fields"])
+    classes = tuple(checked_name(name) for name in header["classes"])
     if not 0 < len(fields) <= MOST_FIELDS or len(set(fields)) != len(fields):
         raise ValueError(f"it has {len(fields)} fields")
     shards = tuple(_shard(*entry) for entry in header["shards"])
@@ -218,14 +218,15 @@ def _read(path: Path, file: BinaryIO) -> Index:
     return index
 
 
-def _text(value: Any) -> str:
+def checked_name(value: Any) -> str:
+    """Return a name of a class, a field or a shard; raise ValueError if an index has no such."""
     if not isinstance(value, str) or not 0 < len(value) <= 1000 or not value.isprintable():
         raise ValueError(f"a name is {str(value)[:40]!r}")
     return value
 
 
 def _shard(name: Any, size: Any, samples: Any) -> Shard:
-    if name in (".", "..") or "/" in _text(name):
+    if name in (".", "..") or "/" in checked_name(name):
         raise ValueError(f"a shard is {name!r}, which is outside of the folder")
     for number in (size, samples):
         if type(number) is not int or not 0 < number <= LARGEST_SHARD:

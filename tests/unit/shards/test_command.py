@@ -1,6 +1,7 @@
 """The command that makes shards and indexes: resumable, and careful with what it reads."""
 
 import io
+import os
 import tarfile
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_webdataset_reads_the_shards_by_the_names_of_files(images, tmp_path):
 
 
 @pytest.mark.parametrize("shards_before", [0, 1, 2])
-def test_an_interrupted_call_continues(images, tmp_path, monkeypatch, shards_before):
+def test_an_interrupted_call_continues(images, tmp_path, monkeypatch, capsys, shards_before):
     call("make", images, tmp_path / "whole", "--shard-bytes=20K")
     write = command._write_shard
     written = []
@@ -74,8 +75,9 @@ def test_an_interrupted_call_continues(images, tmp_path, monkeypatch, shards_bef
         return write(path, *rest)
 
     monkeypatch.setattr(command, "_write_shard", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit) as ended:
         call("make", images, tmp_path / "out", "--shard-bytes=20K")
+    assert ended.value.code == 130 and "the same call continues" in capsys.readouterr().err
     monkeypatch.setattr(command, "_write_shard", lambda *rest: written.append(0) or write(*rest))
     call("make", images, tmp_path / "out", "--shard-bytes=20K")
     assert files(tmp_path / "out") == files(tmp_path / "whole")
@@ -89,6 +91,44 @@ def test_other_flags_or_files_do_not_continue(images, tmp_path, monkeypatch):
     for flags in ["--shard-bytes=20K"], ["--shard-bytes=30K"]:
         with pytest.raises(SystemExit, match="error: .*with other files or flags has begun"):
             call("make", images, tmp_path / "out", *flags)
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated", "note"])
+def test_a_shard_that_was_lost_meanwhile_is_written_again(images, tmp_path, monkeypatch, damage):
+    call("make", images, tmp_path / "whole", "--shard-bytes=20K")
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_finish", lambda *rest: None)
+        call("make", images, tmp_path / "out", "--shard-bytes=20K")
+    shard = tmp_path / "out/shard-000000.tar"
+    if damage == "removed":
+        shard.unlink()
+    elif damage == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-600])
+    else:
+        (tmp_path / "out" / command.STATE / "shard-000000.tar.json").write_bytes(b'["half')
+    call("make", images, tmp_path / "out", "--shard-bytes=20K")
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_an_output_within_the_folder_is_refused(images):
+    for output in (images, images / "shards"):
+        with pytest.raises(SystemExit, match="error: .*: found it within .*images"):
+            call("make", images, output)
+
+
+def test_a_finished_call_is_not_done_again(images, tmp_path):
+    call("make", images, tmp_path / "out")
+    with pytest.raises(SystemExit, match=r"error: .*the shards\.index of a call that is done"):
+        call("make", images, tmp_path / "out")
+
+
+def test_a_full_disk_names_the_output(images, tmp_path, monkeypatch):
+    def full(*rest):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "_write_shard", full)
+    with pytest.raises(SystemExit, match=r"error: .*out: \[Errno 28\] No space left"):
+        call("make", images, tmp_path / "out")
 
 
 def test_nothing_is_overwritten(images, tmp_path):
@@ -107,7 +147,7 @@ def test_what_is_not_a_folder_of_images_and_no_table(tmp_path, name):
         call("make", tmp_path / name, tmp_path / "out")
 
 
-def test_a_table_becomes_shards(images, tmp_path):
+def test_a_table_becomes_shards(images, tmp_path, capsys):
     paths = sorted(images.rglob("*.png"))
     rows = {
         "image": [{"bytes": path.read_bytes(), "path": path.name} for path in paths],
@@ -117,6 +157,7 @@ def test_a_table_becomes_shards(images, tmp_path):
     table = pyarrow.table(rows)
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=7)
     call("make", tmp_path / "t.parquet", tmp_path / "out", "--shard-bytes=20K")
+    assert "caption: 1 of 30 samples have none" in capsys.readouterr().out
     data = ShardedDataset(tmp_path / "out")
     assert len(data) == 30 and len(data.index.shards) > 2
     for number, path in enumerate(paths):
@@ -138,10 +179,11 @@ def archive_of(path, entries):
             archive.addfile(entry)
 
 
-def test_shards_with_odd_names_and_kinds_of_files(tmp_path):
-    """Names are never paths; links and folders are no samples, and WebDataset's __x__ is none."""
+def test_shards_with_odd_names_and_kinds_of_files(tmp_path, capsys):
+    """Names are never paths; links, folders, and WebDataset's __x__ and ._x are no samples."""
     entries = [
         ("__meta__.json", b"{}"),
+        ("a/._1.txt", b"macOS"),
         ("../../etc/7.txt", b"1"),
         ("/etc/8.txt", b"2"),
         ("folder", {"type": tarfile.DIRTYPE}),
@@ -155,6 +197,7 @@ def test_shards_with_odd_names_and_kinds_of_files(tmp_path):
     data = ShardedDataset(tmp_path)
     assert [data[number]["txt"] for number in range(4)] == [b"1", b"2", b"3", b"4"]
     assert data[3]["seg.png"] == b"5"
+    assert "odd.tar: 1 links are left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -178,6 +221,41 @@ def test_a_truncated_tar(tmp_path, length):
     archive_of(tmp_path / "a.tar", [("1.txt", b"1" * 900)])
     (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:length])
     with pytest.raises(SystemExit, match="found no whole tar shard|found no file"):
+        call("index", tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "zeros", "cut at a header", "joined"])
+def test_a_header_that_is_damaged_does_not_end_a_shard(tmp_path, damage):
+    """tarfile takes each of these for the end: the samples behind it would be left out."""
+    archive_of(tmp_path / "a.tar", [(f"{number}.txt", b"1" * 900) for number in range(9)])
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    header = 3 * 1536  # of the fourth file
+    if damage == "flipped bit":
+        content[header + 7] ^= 1
+    elif damage == "zeros":
+        content[header : header + 512] = bytes(512)
+    elif damage == "cut at a header":
+        del content[header:]
+    else:
+        content = content + content
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(SystemExit, match="found no whole tar shard .*byte .* is no header"):
+        call("index", tmp_path)
+
+
+def test_a_good_index_stays_if_another_one_cannot_be_made(tmp_path):
+    archive_of(tmp_path / "a.tar", [("1.txt", b"1")])
+    call("index", tmp_path)
+    before = (tmp_path / "shards.index").read_bytes()
+    archive_of(tmp_path / "a.tar", [(f"1.{number}", b"1") for number in range(33)])
+    with pytest.raises(SystemExit, match=r"found 33 kinds of files in the samples \(0, 1, 10 and"):
+        call("index", tmp_path)
+    assert (tmp_path / "shards.index").read_bytes() == before
+
+
+def test_a_pipe_among_the_shards_is_named(tmp_path):
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(SystemExit, match="error: .*a.tar: found no file"):
         call("index", tmp_path)
 
 
