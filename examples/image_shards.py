@@ -22,6 +22,10 @@ from sagemaker_lightning import SageMakerCLI, ShardBatches, ShardedDataset
 from sagemaker_lightning.process.threads import usable_cpus
 
 
+FIELDS = "jpg", "jpeg", "JPG", "JPEG", "png", "webp", "gif"
+"""The fields that may have a sample's image; those that torchvision decodes."""
+
+
 class Decoded:
     """Makes an image, float32 [3, size, size], and its class of a sample of a shard.
 
@@ -33,7 +37,7 @@ class Decoded:
         self.transform = transform
 
     def __call__(self, sample: dict[str, bytes]) -> tuple[Tensor, int]:
-        content = next(sample[field] for field in ("jpg", "png", "webp", "gif") if field in sample)
+        content = next(sample[field] for field in FIELDS if field in sample)
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         return self.transform(decode_image(data, ImageReadMode.RGB)), int(sample["cls"])
 

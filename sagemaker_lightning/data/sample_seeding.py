@@ -284,20 +284,31 @@ class Fetchers:
         if not self.user_generators.batches:
             # Not before: a resumed run may still restore generators once it has the iterator.
             self.user_generators.find()
-        if isinstance(indices, SeededIndices):
-            batch = self._fetch_keys(fetch, indices)
-        else:
-            keys = indices
-            if not isinstance(indices, SeededIndex):
-                keys = (
-                    SeededIndices(indices, seed, indices)
-                    if isinstance(indices, list) and indices
-                    else SeededIndex(indices, seed, indices)
-                )
-            batch = fetch(keys.begin(self.user_generators))
-            if self.user_generators.more():
-                batch = fetch(keys.begin(self.user_generators))
+        try:
+            batch = self._drawn(fetch, seed, indices)
+        except StopIteration:
+            log.warning(
+                f"{self.name}, or what it calls for an item, raised StopIteration: torch takes this "
+                "for the end of the epoch's data, and no more of it is used; catch it where next() "
+                "is called, or give next() a default"
+            )
+            raise
         self.watch.look(self.user_generators.batches)
+        return batch
+
+    def _drawn(self, fetch: Callable[..., Any], seed: tuple[Any, ...], indices: Any) -> Any:
+        if isinstance(indices, SeededIndices):
+            return self._fetch_keys(fetch, indices)
+        keys = indices
+        if not isinstance(indices, SeededIndex):
+            keys = (
+                SeededIndices(indices, seed, indices)
+                if isinstance(indices, list) and indices
+                else SeededIndex(indices, seed, indices)
+            )
+        batch = fetch(keys.begin(self.user_generators))
+        if self.user_generators.more():
+            batch = fetch(keys.begin(self.user_generators))
         return batch
 
     def _fetch_keys(self, fetch: Callable[..., Any], keys: SeededIndices) -> Any:

@@ -176,7 +176,9 @@ class Seeding(Callback):
         """
         if not shares_unequally(loader, data_ranks(trainer)):
             return False
-        gathers = sorted(name for name in self.names_in_code(trainer) if "all_gather" in name)
+        names = [name for name in self.names_in_code(trainer) if "all_gather" in name]
+        # Objects are gathered whatever their size.
+        gathers = sorted(name for name in names if not name.endswith("_object"))
         if gathers and trainer.is_global_zero:
             log.warning(
                 f"{kind_of(stage)} data: the ranks take some samples twice, as Lightning's "

@@ -43,7 +43,8 @@ class ShardedDataset(Dataset[Any]):
         divided: Whether each host has other shards (ShardedByS3Key): then all ranks make the
             dataset, once torch.distributed is initialized, as in a data module's `setup`.
 
-    Raises UserError if the index or a shard is missing, or another one.
+    Raises UserError if the index or a shard is missing, or another one. An item raises RuntimeError,
+    with the name of its sample, if `transform` raises an error.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class ShardedDataset(Dataset[Any]):
             cache_dir = Path(tempfile.gettempdir(), "shards") if is_remote else ""
         self.cache_dir = str(cache_dir)
         self.cache_bytes = cache_bytes
-        self.index_file = _index_file(origin, divided)
-        self.identity = indexes.read(Path(self.index_file)).identity
+        self.index_file, index = _find_index(origin, divided)
+        self.identity = index.identity
         self.owned = _owned(origin, self.index, divided)
         """The numbers of the shards that each rank's host has; () if all hosts have all."""
 
@@ -86,7 +87,7 @@ class ShardedDataset(Dataset[Any]):
             raise IndexError(
                 f"{self.location} has {len(self)} samples, and none of number {sample}"
             )
-        return self._item(self._contents(sample))
+        return self._item(sample, self._contents(sample))
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Return the items of a batch; all is read first, what is not here at the same time."""
@@ -98,7 +99,7 @@ class ShardedDataset(Dataset[Any]):
         # Reading one after the other, with nothing between, takes half the time.
         contents = list(read(self._contents, samples[:]))
         # The numbers are gone through beside the items: each of them seeds what its item draws.
-        return [self._item(content) for _, content in zip(samples, contents, strict=True)]
+        return [self._item(*each) for each in zip(samples, contents, strict=True)]
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Have shards fetched in the background, the first one first; without a cache, nothing."""
@@ -110,8 +111,20 @@ class ShardedDataset(Dataset[Any]):
     def _cache(self) -> DiskCache:
         return DiskCache(Path(self.cache_dir), self.cache_bytes, self.identity)
 
-    def _item(self, contents: dict[str, bytes]) -> Any:
-        return self.transform(contents) if self.transform else contents
+    def _item(self, sample: int, contents: dict[str, bytes]) -> Any:
+        """Return the item of a sample's fields; RuntimeError, with its name, if there is none."""
+        if not self.transform:
+            return contents
+        try:
+            return self.transform(contents)
+        except Exception as error:
+            index = self.index
+            number = index.place(sample).shard
+            raise RuntimeError(
+                f"{source(self.location).name_of(index.shards[number].name)}: no item is made of "
+                f"sample {sample - int(index.first[number])} of it, which has "
+                f"{', '.join(contents)} ({type(error).__name__}: {error})"
+            ) from error
 
     def _contents(self, sample: int) -> dict[str, bytes]:
         """Return a sample's fields; UserError if they are not what the index says."""
@@ -149,8 +162,8 @@ def _prefetcher(
     return Prefetcher(cache, source(location), shards)
 
 
-def _index_file(origin: Source, divided: bool) -> str:
-    """Return the path of the index; of one that is elsewhere, that of a copy."""
+def _find_index(origin: Source, divided: bool) -> tuple[str, Index]:
+    """Return the path of the index, or that of a copy of one that is elsewhere, and the index."""
     if not isinstance(origin, Bucket) and not divided:
         path = Path(origin.location, indexes.NAME)
         if not path.is_file():
@@ -158,18 +171,28 @@ def _index_file(origin: Source, divided: bool) -> str:
                 f"{path}: found no index; make it with `python -m sagemaker_lightning.shards index "
                 f"{origin.location}`, and give it in the channel"
             )
-        return str(path)
-    if isinstance(origin, Bucket):
-        content = origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD)
-    else:
+        return str(path), indexes.read(path)
+    if not isinstance(origin, Bucket):
         content = host_shards.share(lambda: Path(origin.location, indexes.NAME).read_bytes())
+        return _copied_index(origin, content)
+    try:
+        return _copied_index(origin, origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD))
+    except UserError:  # damage on the way passes
+        return _copied_index(origin, origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD))
+
+
+def _copied_index(origin: Source, content: bytes) -> tuple[str, Index]:
+    """Return the path of a copy of an index, and the index."""
     # One name for one content: other processes, and other trainings, have the same or another one.
-    name = f"shards-{indexes.digest(content)}.index"
-    path = Path(tempfile.gettempdir(), name)
+    path = Path(tempfile.gettempdir(), f"shards-{indexes.digest(content)}.index")
     if not path.exists():
         with atomic_write(path, sync=False) as file:
             file.write(content)
-    return str(path)
+    try:
+        return str(path), indexes.read(path, origin.name_of(indexes.NAME))
+    except UserError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...], ...]:

@@ -173,8 +173,12 @@ def known(path: str, identity: int) -> Index:
     return index
 
 
-def read(path: Path) -> Index:
+def read(path: Path, name: str = "") -> Index:
     """Return the index in a file; the rows stay there until they are needed.
+
+    Args:
+        path: The file.
+        name: What messages call it, if the file is a copy.
 
     Raises UserError if it is damaged, or leads outside of its shards; FileNotFoundError.
     """
@@ -183,7 +187,7 @@ def read(path: Path) -> Index:
             return _read(path, file)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{path}: found no index of shards ({printable(str(error))[:200]}); make it anew with "
+            f"{name or path}: found no index of shards ({printable(str(error))[:200]}); make it anew with "
             "`python -m sagemaker_lightning.shards index`"
         ) from None
 

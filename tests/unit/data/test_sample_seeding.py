@@ -244,6 +244,26 @@ def test_the_first_worker_tells_what_changes_for_all_of_them(capsys, worker, tol
     assert capsys.readouterr().out.count("Growing.seen changes") == told
 
 
+class Searching(Dataset):
+    """Takes what comes next of something, and there is nothing for one number."""
+
+    def __getitem__(self, number):
+        return next(each for each in (1, 2) if number < 3)
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_item_that_ends_the_epoch_is_told(capfd, workers):
+    """torch takes its StopIteration for the end of the data."""
+    loader = exact(DataLoader(Searching(), num_workers=workers), 7)[0]
+    assert len([*loader]) == 3
+    assert (
+        "warning: Searching, or what it calls for an item, raised StopIter" in capfd.readouterr()[0]
+    )
+
+
 def test_workers_that_stay_draw_as_new_ones():
     """One of them makes a fetcher for each iteration; a new one makes its first for a later one."""
 

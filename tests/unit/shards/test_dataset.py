@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import re
+import tempfile
 import time
 
 import boto3
@@ -17,6 +18,7 @@ from sagemaker_lightning import ShardBatches
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.shards import index, sources
 from sagemaker_lightning.shards.dataset import ShardedDataset
+from sagemaker_lightning.shards.sources import Bucket
 
 LOCATION = f"s3://{tar_shards.BUCKET}/train"
 
@@ -60,6 +62,36 @@ def test_a_missing_index_is_one_line(tmp_path):
         ShardedDataset(tmp_path)
     with pytest.raises(UserError, match="No such file|found no index"):
         ShardedDataset(tmp_path / "nothing")
+
+
+def test_an_index_that_is_damaged_on_the_way_is_read_again(folder, bucket, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    read = Bucket.read
+    damaged = [1]
+
+    def reads(self, *arguments):
+        content = read(self, *arguments)
+        return content[:-1] if damaged and damaged.pop() else content
+
+    monkeypatch.setattr(Bucket, "read", reads)
+    assert len(ShardedDataset(LOCATION)) == 40
+    damaged += [1, 1]
+    with pytest.raises(UserError, match=rf"^{LOCATION}/shards.index: found no index of shards"):
+        ShardedDataset(LOCATION)
+    assert len([*tmp_path.glob("shards-*.index")]) == 1  # no damaged copy stays
+
+
+@pytest.mark.parametrize("error", [StopIteration, KeyError("cls")])
+def test_a_sample_of_which_no_item_is_made_is_named(folder, error):
+    """A StopIteration would end the epoch without a word."""
+
+    def failing(sample):
+        if sample["txt"] == b"31":
+            raise error
+        return 0
+
+    with pytest.raises(RuntimeError, match=r"shard-.*tar: no item is made of sample \d of it"):
+        ShardedDataset(folder, failing).__getitems__(range(40))
 
 
 def missing(folder):
