@@ -21,7 +21,6 @@ from torchvision.transforms import v2
 from sagemaker_lightning import SageMakerCLI, ShardBatches, ShardedDataset
 from sagemaker_lightning.process.threads import usable_cpus
 
-
 FIELDS = "jpg", "jpeg", "JPG", "JPEG", "png", "webp", "gif"
 """The fields that may have a sample's image; those that torchvision decodes."""
 

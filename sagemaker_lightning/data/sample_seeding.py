@@ -288,9 +288,9 @@ class Fetchers:
             batch = self._drawn(fetch, seed, indices)
         except StopIteration:
             log.warning(
-                f"{self.name}, or what it calls for an item, raised StopIteration: torch takes this "
-                "for the end of the epoch's data, and no more of it is used; catch it where next() "
-                "is called, or give next() a default"
+                f"{self.name}, or what it calls for an item, raised StopIteration: torch takes "
+                "this for the end of the epoch's data, and no more of it is used; catch it where "
+                "next() is called, or give next() a default"
             )
             raise
         self.watch.look(self.user_generators.batches)

@@ -43,8 +43,8 @@ class ShardedDataset(Dataset[Any]):
         divided: Whether each host has other shards (ShardedByS3Key): then all ranks make the
             dataset, once torch.distributed is initialized, as in a data module's `setup`.
 
-    Raises UserError if the index or a shard is missing, or another one. An item raises RuntimeError,
-    with the name of its sample, if `transform` raises an error.
+    Raises UserError if the index or a shard is missing, or another one. If `transform` raises an
+    error, an item raises RuntimeError with the name of its sample.
     """
 
     def __init__(

@@ -187,8 +187,8 @@ def read(path: Path, name: str = "") -> Index:
             return _read(path, file)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{name or path}: found no index of shards ({printable(str(error))[:200]}); make it anew with "
-            "`python -m sagemaker_lightning.shards index`"
+            f"{name or path}: found no index of shards ({printable(str(error))[:200]}); make it "
+            "anew with `python -m sagemaker_lightning.shards index`"
         ) from None
 
 
