@@ -255,7 +255,7 @@ class Searching(Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_item_that_ends_the_epoch_is_told(capfd, workers):
+def test_an_item_that_ends_the_epoch_is_named(capfd, workers):
     """torch takes its StopIteration for the end of the data."""
     loader = exact(DataLoader(Searching(), num_workers=workers), 7)[0]
     assert len([*loader]) == 3
