@@ -6,12 +6,13 @@ from functools import lru_cache
 from inspect import getattr_static
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.state.graph.fingerprints import PYTHONS
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.kinds.code import LAYERS
+from sagemaker_lightning.state.graph.kinds.memory import is_own_tensor
 from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
 from sagemaker_lightning.state.graph.nodes import PLAIN, may_be_of_values
 from sagemaker_lightning.state.object_graph import (
@@ -85,6 +86,8 @@ def _may_be_made(class_: type) -> bool:
     """Return whether a library's class has objects that may be values, or modules of a net."""
     if issubclass(class_, tuple):  # a named one: the code of its class does not run
         return is_library_class(class_) and hasattr(class_, "_fields")
+    if issubclass(class_, Tensor):  # it is made as a plain tensor is
+        return is_own_tensor(class_) and not hasattr(class_, "__del__")
     if class_.__new__ is not vars(object)["__new__"]:
         return False
     if not issubclass(class_, nn.Module):

@@ -23,7 +23,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
     known_class,
     refusal,
 )
-from sagemaker_lightning.state.object_graph import LIBRARIES, has_place_for, hash_at_one_moment
+from sagemaker_lightning.state.object_graph import has_place_for, hash_at_one_moment
 
 OF_TORCH = Tensor, nn.Parameter, DTensor
 MAX_FORM = 10_000
@@ -75,9 +75,12 @@ def on_device(tensor: Tensor, device_type: str) -> Tensor:
 
 
 def is_own_tensor(class_: type[Tensor]) -> bool:
-    """Return whether a class of tensors is a user's, and no wrapper of other tensors."""
+    """Return whether a class of tensors is not torch's, and no wrapper of other tensors.
+
+    It may be a user's or a library's, such as a mask of torchvision's.
+    """
     is_wrapper = class_.__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return class_.__module__.partition(".")[0] not in LIBRARIES and not is_wrapper
+    return class_.__module__.partition(".")[0] != "torch" and not is_wrapper
 
 
 def pointer_of(tensor: Tensor) -> int:
@@ -97,7 +100,7 @@ def pointer_of(tensor: Tensor) -> int:
 
 
 class TensorKind(Kind):
-    """A tensor; one of a user's class has attributes, which are its parts."""
+    """A tensor; one of a class that is not torch's has attributes, which are its parts."""
 
     name = "tensor"
 

@@ -14,6 +14,7 @@ import torch
 from graph_records import Thing, through_a_file, train
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.linear_model import SGDClassifier
+from torchvision import tv_tensors
 
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
@@ -69,6 +70,31 @@ def test_a_librarys_object_that_is_what_its_attributes_are_comes_back(make_objec
     trained, resumed = train(lambda: Thing(own=make_object()), change)
     assert resumed.alias is resumed.own
     assert str(told(resumed.own)) == str(told(trained.own))
+
+
+@pytest.mark.parametrize(
+    ("made", "is_new"),
+    [
+        (lambda: tv_tensors.Mask(torch.ones(2, 2)), True),
+        (lambda: tv_tensors.Mask(torch.ones(2, 2)), False),
+        (
+            lambda: tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYWH", canvas_size=(9, 8)),
+            True,
+        ),
+    ],
+)
+def test_a_tensor_of_a_librarys_class_comes_back_as_one(made, is_new):
+    """Such as what torchvision's transforms give."""
+
+    def change(model):
+        if is_new:
+            model.bank.append(made())
+        model.bank[-1].add_(1)
+
+    trained, resumed = train(lambda: Thing(bank=[] if is_new else [made()]), change)
+    (one,), (other,) = trained.bank, resumed.bank
+    assert type(other) is type(one) and torch.equal(other, one)
+    assert vars(other) == vars(one)
 
 
 def test_a_librarys_object_stays_what_it_was_when_it_grows():
