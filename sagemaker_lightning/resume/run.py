@@ -56,6 +56,7 @@ from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.optimizers import Optimizers, Schedulers
+from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -353,6 +354,7 @@ class Run:
     def hooks_begin(self) -> None:
         """Note the state that the hooks of others find."""
         self.part(UserObjects).hooks_begin()
+        self.part(ParameterGroups).hooks_begin()
 
     def loops_begin(self) -> None:
         """Receive the signals, and give the limit of epochs back its value."""

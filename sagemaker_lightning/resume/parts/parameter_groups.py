@@ -1,11 +1,13 @@
 """The optimizers' parameter groups: hooks may have added some, or made the optimizers anew."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -17,6 +19,9 @@ class ParameterGroups(Part):
     what = "which parameters each optimizer trains"
     place = Place.RUN
     moments = (Moment.OPTIMIZERS,)
+    made: Sequence[int] = ()
+    """Number of groups of each optimizer, as the program makes it."""
+    has_reported = False
 
     def save(
         self, point: ResumePoint | None, state: Mapping[str, Any] | None
@@ -24,13 +29,37 @@ class ParameterGroups(Part):
         """Return the names, by optimizer and group; "" for what the model does not have."""
         model = self.trainer.lightning_module
         names = {id(parameter): name for name, parameter in named_parameters(model)}
-        return [
+        saved = [
             [
                 [names.get(id(member), "") for member in group["params"]]
                 for group in optimizer.param_groups
             ]
             for optimizer in self.trainer.optimizers
         ]
+        self._report_unknown(saved)
+        return saved
+
+    def hooks_begin(self) -> None:
+        """Note how many groups the program makes, before hooks may add others."""
+        self.made = [len(optimizer.param_groups) for optimizer in self.trainer.optimizers]
+
+    def _report_unknown(self, saved: list[list[list[str]]]) -> None:
+        """Print, once, which optimizer has got a group of weights that no name leads to."""
+        if self.has_reported or not self.trainer.is_global_zero:
+            return
+        for number, (groups, made) in enumerate(zip(saved, self.made, strict=False)):
+            if any("" in names for names in groups[made:]):
+                self.has_reported = True
+                whole = (
+                    ": after a validation, parameters() of a sharded model has whole ones, which "
+                    "get no gradients; take them before it"
+                    if mesh_of(self.trainer) is not None
+                    else "; add weights of the model"
+                )
+                log.warning(
+                    f"optimizer {number} has got a parameter group with weights that the model "
+                    f"does not have, and no run can be resumed with it{whole}"
+                )
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Give the optimizers these groups, so that their states can be loaded.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from pytorch_lightning.callbacks import BaseFinetuning
 from short_fits import Noted, alone_and_resumed, trainer
@@ -45,6 +46,19 @@ def test_groups_that_hooks_have_made_are_made_again():
     assert [*map(id, members)] == [*map(id, first)]
     part.restore([[[*dict(model.named_parameters())]]], Moment.OPTIMIZERS)
     assert [*map(id, members)] == [*map(id, [*first, *second])]
+
+
+@pytest.mark.parametrize(("is_models", "lines"), [(True, 0), (False, 1)])
+def test_a_group_that_no_run_can_be_resumed_with_is_named_once(capsys, is_models, lines):
+    """A group of the program's own is there again whatever it holds."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([model.bias, nn.Parameter(torch.zeros(1))], 0.1)
+    part = part_of(model, optimizer)
+    part.hooks_begin()
+    optimizer.add_param_group({"params": model.weight if is_models else nn.Parameter(model.weight)})
+    for _ in range(2):
+        part.save(None, None)
+    assert capsys.readouterr().out.count("warning: optimizer 0 has got a parameter gr") == lines
 
 
 def test_a_weight_in_place_of_another_is_in_its_own_group_alone(monkeypatch):
