@@ -2,7 +2,8 @@
 
 It makes bytes of text by `codecs.encode`, of any encoding: by "hex", a file of 600 bytes makes
 hundreds of megabytes, and one of 800 bytes all that a machine has. Pickle itself writes bytes by
-"latin1" alone (`save_bytes` in pickle.py, protocol 2).
+"latin1" alone (`save_bytes` in pickle.py, protocol 2). And `bytearray` makes as many bytes as a
+number in the file says; pickle gives it bytes or their text.
 
 It puts keys into dicts and sets, of which Python compares those with one hash with each other.
 Whole numbers have one hash if they differ by a multiple of 2**61 - 1: with 16,000 such keys, a file
@@ -29,16 +30,21 @@ def bound() -> None:
     """Let no file that is read with `weights_only=True` take more bytes or time than its size."""
     allowed = _weights_only_unpickler._get_allowed_globals()
     allowed[ENCODE] = _to_bytes
+    allowed["builtins.bytearray"] = _to_bytearray
     allowed["builtins.set"] = _to_set
     allowed["collections.Counter"] = _to_counter
     allowed["collections.OrderedDict"] = _to_ordered_dict
     _weights_only_unpickler.Unpickler = _Unpickler  # type: ignore[misc]  # replaced on purpose
 
 
-def _to_bytes(text: Any, encoding: Any) -> bytes:
-    if not isinstance(text, str) or encoding != "latin1":
+def _to_bytes(text: Any, encoding: Any = "") -> bytes:
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise UnpicklingError("bytes in it are not as pickle writes them")
     return text.encode("latin1")
+
+
+def _to_bytearray(content: Any = b"", *encoding: Any) -> bytearray:
+    return bytearray(content if isinstance(content, bytes) else _to_bytes(content, *encoding))
 
 
 def _to_set(elements: list[Any]) -> set[Any]:

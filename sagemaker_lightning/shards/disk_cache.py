@@ -6,6 +6,7 @@ that may be slow, and is never wrong.
 
 import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ CONNECTIONS = 8
 PIECE = 2**23  # bytes of a request
 RETRY_SECONDS = 5.0
 IN_USE_SECONDS = 60.0
+OF_CACHE = re.compile(r"[0-9a-f]{15}-[0-9]{7,}\.(shard|part)")
+"""The names of a cache's files."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class DiskCache:
 
     Attributes:
         folder: Where they are; others may use it, for other indexes, too.
-        limit: Bytes of all files there, at most.
+        limit: Bytes of all shards there, at most.
         identity: The index's.
     """
 
@@ -104,9 +107,10 @@ class DiskCache:
         with (self.folder / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             files = {}
-            for path in self.folder.glob("*-*.*"):
-                with suppress(OSError):
-                    files[path] = path.stat()
+            for path in self.folder.iterdir():
+                if OF_CACHE.fullmatch(path.name):  # the folder may have files of the user's, too
+                    with suppress(OSError):
+                        files[path] = path.lstat()
             total = sum(status.st_size for status in files.values())
             for path in sorted(files.keys() - in_use, key=lambda path: files[path].st_mtime_ns):
                 if total + size <= self.limit:

@@ -6,6 +6,7 @@ functions, closures and the globals that a function reads. It does not enter ten
 and the insides of libraries.
 """
 
+import argparse
 import ast
 import dis
 import enum
@@ -17,7 +18,7 @@ import random
 import sys
 import threading
 import types
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,8 @@ MAX_MEMBERS = 1024  # elements of a container that a walk enters; a longer one h
 MAX_ELEMENTS = 256  # elements of a container by which its kind is judged
 
 CONTAINERS = (dict, list, tuple, deque)
+NAMESPACES = types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList
+"""Classes of Python's library whose objects are what their attributes are."""
 LEAVES = (
     str,
     bytes,
@@ -250,6 +253,13 @@ def is_leaf(class_: type) -> bool:
     return issubclass(class_, LEAVES)
 
 
+def leads_on(value: Any) -> bool:
+    """Return whether a value may lead to another object of a user's, as an array of objects may."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.hasobject
+    return not is_leaf(type(value)) and not isinstance(value, LEAVES)
+
+
 @kept
 def is_of(class_: type, *bases: type) -> bool:
     """Return whether a class is one of some, or derived from one.
@@ -401,7 +411,7 @@ def _walked(
     objects_left = MAX_OBJECTS
     while stack:
         path, value, depth = stack.pop()
-        if id(value) in seen or is_leaf(type(value)) or isinstance(value, LEAVES):
+        if id(value) in seen or not leads_on(value):
             continue
         if depth < 2:  # a root or an attribute of one
             objects_left = MAX_OBJECTS
@@ -412,7 +422,7 @@ def _walked(
         yield path, value
         is_container = isinstance(value, CONTAINERS)
         if not is_of(type(value), *closed):
-            members = [each for each in _members(value, code) if not is_leaf(type(each[1]))]
+            members = [each for each in _members(value, code) if leads_on(each[1])]
             member_depth = 2 if is_container else depth + 1
             stack += [
                 (f"{path}.{name}", member, member_depth) for name, member in reversed(members)
@@ -436,6 +446,9 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         for index, member in enumerate(itertools.islice(value, MAX_MEMBERS)):
             yield str(index), member
         yield from _attributes_beside(value, ())
+    elif isinstance(value, np.ndarray):
+        for index, member in enumerate(itertools.islice(value.flat, MAX_MEMBERS)):
+            yield str(index), member
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     elif code and isinstance(value, (classmethod, staticmethod)):
@@ -463,7 +476,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
             yield from _own_classes(class_)  # a metaclass, which may keep the only instances
     elif not _are_library_iterators(class_) and (
         not is_library_class(class_)
-        or isinstance(value, ENTERED_CLASSES)
+        or isinstance(value, (*ENTERED_CLASSES, *NAMESPACES))
         or class_.__module__.startswith(("torchvision", "torch.utils"))
     ):
         yield from attributes(value).items()

@@ -609,6 +609,17 @@ def encoded(content: bytes) -> bytes:
     return output.getvalue()
 
 
+def of_zeros(content: bytes) -> bytes:
+    """Return a checkpoint that asks for a terabyte of zeros."""
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as parts:
+        number = b"\x8a\x08" + (2**40).to_bytes(8, "little")
+        pickled = b"\x80\x02cbuiltins\nbytearray\n" + number + b"\x85R."
+        parts.writestr("archive/data.pkl", pickled)
+        parts.writestr("archive/version", "3\n")
+    return output.getvalue()
+
+
 def deep(content: bytes) -> bytes:
     """Return a checkpoint that holds lists within lists."""
     lists = b"]" * 5_000 + b"a" * 4_999
@@ -634,7 +645,7 @@ def no_zip(content: bytes) -> bytes:
     return output.getvalue()
 
 
-@pytest.mark.parametrize("change", [compressed, encoded, deep, another_value, no_zip])
+@pytest.mark.parametrize("change", [compressed, encoded, of_zeros, deep, another_value, no_zip])
 def test_a_file_that_torch_would_unpack_to_more_is_not_read(interrupted_run, bounded, change):
     run = interrupted_run()
     path = forge(run, len)

@@ -14,17 +14,28 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import names_in_code
+from sagemaker_lightning.resume.parts.roots import names_in_code, readers_of_gradients
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.digests import digest
 
+AFTER_BACKWARD = {
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+}
+"""The hooks that run when the gradients of the step before are gone."""
+
 
 class Gradients(Part):
-    """The gradients that Lightning does not remove before the next step."""
+    """The gradients that are used after a step.
+
+    Lightning does not remove them before the next one, or code reads them before it does: that of
+    the step before are there until the next training step has returned.
+    """
 
     key = "gradients"
-    what = "gradients that are left for the next optimizer step"
+    what = "gradients that are left for the next optimizer step, or for code that reads them before"
     moments = (Moment.HOOKS, Moment.TRAINING)
 
     def save(
@@ -81,14 +92,14 @@ class Gradients(Part):
 
 
 def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients Lightning does not remove before the next step.
+    """Return the parameters whose gradients are used after a step.
 
     They are equal on all ranks, and known without a look at the gradients.
     """
     model = trainer.lightning_module
     parameters = dict(named_parameters(model))
     owners: list[LightningModule | Callback] = [model, *callbacks_of(trainer)]
-    is_removed_by_lightning = (
+    are_gone = (
         model.automatic_optimization
         # Once switched off, the module's own steps use what Lightning's last one has left.
         and "automatic_optimization" not in names_in_code(trainer)
@@ -98,8 +109,8 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
         and all(is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
         and all(is_of_library(owner.on_before_zero_grad) for owner in owners)
         and not any(leaves_gradients(each, trainer.current_epoch) for each in callbacks_of(trainer))
-    )
-    if not is_removed_by_lightning:
+    ) and all(name.rpartition(".")[2] in AFTER_BACKWARD for name in readers_of_gradients(trainer))
+    if not are_gone:
         return parameters
     removed_ids = {
         id(parameter)

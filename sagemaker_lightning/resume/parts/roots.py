@@ -8,6 +8,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
@@ -180,6 +181,20 @@ def names_in_code(trainer: Trainer) -> Collection[str]:
     """
     user_objects(trainer)  # as above
     return _newest[2].names if _newest else ()
+
+
+def readers_of_gradients(trainer: Trainer) -> Collection[str]:
+    """Return the names of the user's functions that may read gradients, but for optimizers'.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+    user_objects(trainer)  # as above
+    if not _newest:
+        return ()
+    optimizers = {each.__qualname__ for each in _newest[2].classes if issubclass(each, Optimizer)}
+    names = _newest[2].reads_gradients
+    return {name for name in names if name.rpartition(".")[0] not in optimizers}
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:

@@ -14,15 +14,18 @@ from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.kinds.code import LAYERS
 from sagemaker_lightning.state.graph.kinds.memory import is_own_tensor
 from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
-from sagemaker_lightning.state.graph.nodes import PLAIN, may_be_of_values
+from sagemaker_lightning.state.graph.nodes import may_be_of_values
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
+    NAMESPACES,
     is_library_class,
     is_own_module,
     namespace,
 )
 
-OF_LIBRARIES = {**CLASSES_OF_TORCH, **LAYERS} | {class_name(class_): class_ for class_ in PLAIN}
+OF_LIBRARIES = {**CLASSES_OF_TORCH, **LAYERS} | {
+    class_name(class_): class_ for class_ in NAMESPACES
+}
 """Classes of which a record may have new objects in any program, by name."""
 
 

@@ -4,7 +4,6 @@ The order is that of distance, so that an object's path is a shortest one, and t
 process that makes the same objects.
 """
 
-import argparse
 import copyreg
 import ctypes
 import itertools
@@ -13,7 +12,7 @@ import random
 import threading
 import types
 import weakref
-from collections import ChainMap, UserDict, UserList, deque
+from collections import deque
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -67,6 +66,7 @@ from sagemaker_lightning.state.object_graph import (
     LIBRARIES,
     LIGHTNINGS,
     METHODS_OF_C,
+    NAMESPACES,
     Added,
     Elsewhere,
     attributes,
@@ -117,8 +117,6 @@ POSITIONED_KINDS = tuple(
 )
 """The kinds of iterators."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
-PLAIN = types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList
-"""Classes of Python's library whose objects are what their attributes are."""
 # An object has the kind of the first of these that it is an instance of.
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
@@ -138,7 +136,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.
     ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),
-    (PLAIN, OBJECT),
+    (NAMESPACES, OBJECT),
 )
 
 

@@ -1,6 +1,7 @@
 """Whole shards on a disk: bounded, shared by processes, and never wrong."""
 
 import fcntl
+import os
 
 import pytest
 
@@ -55,6 +56,18 @@ def test_what_another_process_uses_stays(cache, origin):
     cache.release([0, 1])
     cache.keep([0])
     assert fetch(cache, origin, 2) and numbers(cache) == [0, 2]
+
+
+def test_files_of_others_in_the_folder_stay(cache, origin):
+    cache.folder.mkdir()
+    others = ["model-best.ckpt", "2024-01-01.log", "0-0000001.shard", "abcdef012345678-1.shard"]
+    for name in others:
+        (cache.folder / name).write_bytes(b"x" * 4 * SIZE)
+        os.utime(cache.folder / name, (0, 0))
+    for number in range(4):
+        assert fetch(cache, origin, number)
+        cache.release([number])
+    assert len(numbers(cache)) == 2 and all((cache.folder / name).exists() for name in others)
 
 
 def test_a_shard_larger_than_the_cache_is_left(cache, origin):

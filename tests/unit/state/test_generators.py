@@ -5,7 +5,7 @@ import sys
 import types
 import warnings
 import zlib
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from functools import partial
 from types import SimpleNamespace
 
@@ -98,6 +98,30 @@ def test_a_state_of_numpys_old_form_is_refused(name):
 def test_a_generator_in_a_librarys_object_is_found():
     engine = SimpleNamespace(rng=np.random.default_rng(0))
     assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
+
+
+class Simulator:
+    """An object of a user's with a generator."""
+
+    def __init__(self):
+        self.rng = random.Random(0)
+
+
+@pytest.mark.parametrize(
+    ("hold", "path"),
+    [
+        (lambda each: SimpleNamespace(of=each), "of"),
+        (lambda each: SimpleNamespace(all=[each]), "all.0"),
+        (lambda each: ChainMap({}, {"of": each}), "maps.1.of"),
+        (lambda each: UserDict(of=each), "data.of"),
+        (lambda each: UserList([each]), "data.0"),
+        (lambda each: np.array([each], object), "0"),
+    ],
+)
+def test_a_generator_in_an_object_that_a_librarys_container_holds_is_found(hold, path):
+    simulator = Simulator()
+    found = generators.find({"model": [hold(simulator)]})
+    assert found == {f"model.0.{path}.rng": simulator.rng}
 
 
 GENERATOR = np.random.default_rng(0)

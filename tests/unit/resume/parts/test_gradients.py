@@ -62,6 +62,22 @@ class ReadsGradients(Callback):
         pass
 
 
+class ReadsThoseOfTheStepBefore(Callback):
+    def on_train_batch_start(self, trainer, model, *_):
+        self.norm = model.first.weight.grad
+
+
+class ReadsNewOnes(Callback):
+    def on_before_optimizer_step(self, trainer, model, *_):
+        self.norm = model.first.weight.grad
+
+
+class StepsByItself(SGD):
+    def step(self, closure=None):
+        closure()
+        return [group["params"][0].grad for group in self.param_groups]
+
+
 ALL = {"first.weight": 1, "second.weight": 2}
 
 
@@ -74,6 +90,9 @@ ALL = {"first.weight": 1, "second.weight": 2}
         (lambda: after_backward(OwnZero()), False, ALL),
         (lambda: after_backward(Model(), optimizer=KeepsGradients), False, ALL),
         (lambda: after_backward(Model(), ReadsGradients()), False, ALL),
+        (lambda: after_backward(Model(), ReadsThoseOfTheStepBefore()), False, ALL),
+        (lambda: after_backward(Model(), ReadsNewOnes()), False, {"second.weight": 2}),
+        (lambda: after_backward(Model(), optimizer=StepsByItself), False, {"second.weight": 2}),
     ],
 )
 def test_gradients_that_the_next_step_uses_are_saved(monkeypatch, trainer, accumulates, saved):
