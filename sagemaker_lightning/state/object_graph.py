@@ -256,7 +256,7 @@ def is_leaf(class_: type) -> bool:
 def leads_on(value: Any) -> bool:
     """Return whether a value may lead to another object of a user's, as an array of objects may."""
     if isinstance(value, np.ndarray):
-        return value.dtype.hasobject
+        return bool(value.dtype.hasobject)
     return not is_leaf(type(value)) and not isinstance(value, LEAVES)
 
 
