@@ -570,7 +570,8 @@ def attributes(value: Any) -> dict[str, Any]:
     Those that a library's own code handles are left out. For a function, return the variables that
     it has closed over. A library's iterator has none: its position, and what its workers do, are
     more than its attributes. A trainer has none: what a user has added to it is a root of its own.
-    A library's callback has only the functions that it was given, and what replaces its methods.
+    A library's callback has only the functions that it was given, what replaces its methods, and
+    what a user has added.
     """
     class_ = type(value)
     if class_ is Added:
@@ -583,10 +584,11 @@ def attributes(value: Any) -> dict[str, Any]:
     if _are_library_iterators(class_) or isinstance(value, Trainer):
         return {}
     if is_librarys_callback(class_):
+        own = _set_by_libraries(class_, ())
         return {
             name: member
             for name, member in namespace(value).items()
-            if (type(member) is types.FunctionType or _is_method(class_, name))
+            if (name not in own or type(member) is types.FunctionType or _is_method(class_, name))
             and not _is_our_method(member)
         }
     excluded = _handled_by_libraries(class_)

@@ -1,4 +1,7 @@
-"""Lightning's own settings that a callback may change: the trainer's, its loops', the module's."""
+"""Lightning's own settings that a callback may change.
+
+They are those of the trainer, its loops, the module, and the callbacks of Lightning's own.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,6 +9,7 @@ from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
@@ -27,12 +31,13 @@ OF_MODULES = "automatic_optimization", "strict_loading"
 class TrainerSettings(Part):
     """The plain attributes of Lightning's objects that are others than at the start.
 
-    Those of a loop have its name before them ("fit_loop.min_epochs"), the module's have "model".
-    What a user adds to these objects is among the user's objects.
+    Those of a loop have its name before them ("fit_loop.min_epochs"), the module's have "model",
+    and a callback's its number and class. What a user adds to these objects is among the user's
+    objects, and what a callback's `state_dict` has, Lightning loads.
     """
 
     key = "trainer_settings"
-    what = "settings of the trainer, its loops and the module that callbacks have changed"
+    what = "settings of the trainer, its loops, the module and Lightning's callbacks, if changed"
     moments = (Moment.TRAINING,)
 
     def __init__(self, run: "Run") -> None:
@@ -100,6 +105,13 @@ class TrainerSettings(Part):
             # A property of the user's own may be calculated.
             if member is not None and (not isinstance(member, property) or member.fset):
                 places[f"model.{name}"] = trainer.lightning_module, name
+        for number, callback in enumerate(callbacks_of(trainer)):
+            of_others = {*object_graph.attributes(callback), *callback.state_dict()}
+            prefix = f"callbacks.{number} {type(callback).__name__}"
+            for name, value in object_graph.namespace(callback).items():
+                # A text may be a path, which is that of one run.
+                if name not in of_others and not isinstance(value, str):
+                    places[f"{prefix}.{name}"] = callback, name
         return {
             name: place
             for name, place in places.items()

@@ -2,6 +2,7 @@
 
 import pytest
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from user_state import Model, state_of
 
@@ -44,6 +45,30 @@ def test_settings_that_change_are_saved_from_then_on():
     assert other.encode_changes()["trainer_settings"] == saved["trainer_settings"]
     other.trainer.accumulate_grad_batches = 1
     assert settings_of(other)["accumulate_grad_batches"] == 1
+
+
+class Patient(EarlyStopping):
+    """A user's class of Lightning's."""
+
+
+@pytest.mark.parametrize("class_", [EarlyStopping, Patient])
+def test_settings_of_lightnings_callbacks_come_back(class_):
+    """What their `state_dict` has, Lightning loads; a text may be a path."""
+
+    def made():
+        callbacks = class_("loss"), ModelCheckpoint(monitor="loss", save_top_k=2)
+        return state_of(Model(), *callbacks, enable_checkpointing=True), *callbacks
+
+    state, stopping, best = made()
+    assert settings_of(state) == {}
+    stopping.patience, stopping.wait_count, best.save_top_k = 9, 2, 4
+    stopping.monitor = best.best_model_path = "other"
+    saved = state.encode_changes()
+    names = [name.partition(" ")[2] for name in settings_of(state)]
+    assert names == [f"{class_.__name__}.patience", "ModelCheckpoint.save_top_k"]
+    other, stopping, best = made()
+    other.restore(saved)
+    assert (stopping.patience, stopping.wait_count, best.save_top_k) == (9, 0, 4)
 
 
 def test_what_is_added_to_loops_is_saved_as_what_is_added_to_the_trainer():
