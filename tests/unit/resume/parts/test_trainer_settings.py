@@ -61,14 +61,14 @@ def test_settings_of_lightnings_callbacks_come_back(class_):
 
     state, stopping, best = made()
     assert settings_of(state) == {}
-    stopping.patience, stopping.wait_count, best.save_top_k = 9, 2, 4
+    stopping.min_delta, stopping.wait_count, best.save_top_k = 9.0, 2, 4
     stopping.monitor = best.best_model_path = "other"
     saved = state.encode_changes()
     names = [name.partition(" ")[2] for name in settings_of(state)]
-    assert names == [f"{class_.__name__}.patience", "ModelCheckpoint.save_top_k"]
+    assert names == [f"{class_.__name__}.min_delta", "ModelCheckpoint.save_top_k"]
     other, stopping, best = made()
     other.restore(saved)
-    assert (stopping.patience, stopping.wait_count, best.save_top_k) == (9, 0, 4)
+    assert (stopping.min_delta, stopping.wait_count, best.save_top_k) == (9.0, 0, 4)
 
 
 def test_what_is_added_to_loops_is_saved_as_what_is_added_to_the_trainer():
