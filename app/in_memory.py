@@ -166,7 +166,7 @@ class ResidentLoader(PartitionedLoader):
 class ResidentDataModule(LightningDataModule, ABC):
     """A data module whose images stay in memory; a subclass says how to read them.
 
-    Parameter names, defaults and split are those of Lightning Bolts' class.
+    Parameter names and the split are those of Lightning Bolts' class.
 
     Args:
         val_split: Images kept for validation: a number of them, or a fraction of the training set.

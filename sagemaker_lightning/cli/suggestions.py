@@ -22,7 +22,7 @@ REPLACED = {
     "gpus": "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all)",
     "auto_select_gpus": "leave it out: --trainer.devices=N takes the first N GPUs",
     "num_processes": "use --trainer.accelerator=cpu and --trainer.devices=N",
-    "tpu_cores": "use --trainer.accelerator=tpu and --trainer.devices=N",
+    "tpu_cores": "leave it out: TPUs are not supported",
     "ipus": "leave it out: Lightning runs on no IPUs any more",
     "distributed_backend": "use --trainer.strategy=ddp",
     "progress_bar_refresh_rate": "use --progress.every_n_seconds",

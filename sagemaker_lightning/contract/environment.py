@@ -194,7 +194,10 @@ class SageMakerEnvironment:
             return CheckpointHome(folder, True, self.current_host == self.hosts[0])
         if self.is_job:
             lost = "the job has no CheckpointConfig"
-            advice = "give it one (--checkpoints of scripts/launch.py, checkpoint_s3_uri of SDK 2)"
+            advice = (
+                "give it one (--checkpoints of scripts/launch.py, checkpoint_s3_uri of SDK 2, "
+                "checkpoint_config of SDK 3)"
+            )
             if copied:
                 lost = f"{folder} is not below {copied}, which SageMaker copies"
                 advice = "give a folder that is"
