@@ -91,7 +91,10 @@ class Optimizers(Part):
             UserError: The states are none of these optimizers'.
         """
         with refusing(self.run, self.resumed.file_name, self.key):
-            with sharing_groups(holders_of_groups(self.trainer)):
+            with (
+                keeping_defaults(self.trainer.optimizers),
+                sharing_groups(holders_of_groups(self.trainer)),
+            ):
                 yield
             for optimizer, saved in zip(self.trainer.optimizers, self.saved_states, strict=False):
                 undo_conversions(optimizer, saved)
@@ -412,6 +415,20 @@ def _in_place_of(before: Any, loaded: Any) -> Any:
             ):
                 loaded[name] = kept.copy_(value)
     return loaded
+
+
+@contextmanager
+def keeping_defaults(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Let optimizers that load their states in the block keep their defaults.
+
+    torch adds some as it loads (`Optimizer.__setstate__`), and a group that is added later would
+    have more entries than in a run that was left alone.
+    """
+    kept = [(each.defaults, {*each.defaults}) for each in optimizers if isinstance(each, Optimizer)]
+    yield
+    for defaults, names in kept:
+        for name in defaults.keys() - names:
+            del defaults[name]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 They are those of the trainer, its loops, the module, and the callbacks of Lightning's own.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import getattr_static
@@ -13,6 +14,7 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.object_graph import added_to
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ OF_MODULES = "automatic_optimization", "strict_loading"
 class TrainerSettings(Part):
     """The plain attributes of Lightning's objects that are others than at the start.
 
-    Those of a loop have its name before them ("fit_loop.min_epochs"), the module's have "model",
-    and a callback's its number and class. What a user adds to these objects is among the user's
-    objects, and what a callback's `state_dict` has, Lightning loads.
+    Those of a loop have its name before them ("fit_loop.min_epochs"), the module's have "model". A
+    callback's are those that it is made with, and have its number and class. What a user adds to
+    these objects is among the user's objects, and what a callback's `state_dict` has, Lightning
+    loads.
     """
 
     key = "trainer_settings"
@@ -108,9 +111,10 @@ class TrainerSettings(Part):
         for number, callback in enumerate(callbacks_of(trainer)):
             of_others = {*object_graph.attributes(callback), *callback.state_dict()}
             prefix = f"callbacks.{number} {type(callback).__name__}"
+            names = made_with(type(callback)) - of_others
             for name, value in object_graph.namespace(callback).items():
                 # A text may be a path, which is that of one run.
-                if name not in of_others and not isinstance(value, str):
+                if name in names and not isinstance(value, str):
                     places[f"{prefix}.{name}"] = callback, name
         return {
             name: place
@@ -130,6 +134,17 @@ class TrainerSettings(Part):
         for name in names:
             setattr(*places[name], values[name])
         return {name: before[name] for name in names}
+
+
+@kept
+def made_with(class_: type) -> frozenset[str]:
+    """Return the names of what libraries' callbacks, such as a user's class's base, are made with.
+
+    What else they have, such as the numbers of a bar's tasks, is how far they have come.
+    """
+    bases = [base for base in class_.__mro__ if object_graph.is_librarys_callback(base)]
+    made = [inspect.signature(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
+    return frozenset(name for signature in made for name in signature.parameters)
 
 
 def _values(places: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.optimizers import (
     Optimizers,
     Schedulers,
+    keeping_defaults,
     restore_group_values,
     sharing_groups,
     undo_conversions,
@@ -44,6 +45,20 @@ def test_values_of_groups_are_given_back():
         [{"lr": 0.1, "params": "x"}, {"lr": 0.2}],
         [{"lr": 0.3, "momentum": 0.5}],
     ]
+
+
+def test_a_group_that_is_added_after_a_resume_has_the_entries_that_it_has_without_one():
+    """torch adds to the defaults of a user's class as it loads a state."""
+
+    def made():
+        return torch.optim.Optimizer([nn.Parameter(torch.zeros(1))], {"lr": 0.1})
+
+    optimizer, alone = made(), made()
+    with keeping_defaults([optimizer]):
+        optimizer.load_state_dict(alone.state_dict())
+    for each in (optimizer, alone):
+        each.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    assert optimizer.param_groups[1].keys() == alone.param_groups[1].keys()
 
 
 def test_tensors_of_a_state_keep_their_dtype():
