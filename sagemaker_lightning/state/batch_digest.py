@@ -79,7 +79,9 @@ def _add_digests(value: Any, digests: list[LeafDigest], depth: int) -> None:
     if len(digests) >= MAX_LEAVES:
         return
     value_class = type(value)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.is_nested:  # a jagged one has another shape each time
+        _add_digests(list(value.unbind()), digests, depth)
+    elif isinstance(value, Tensor):
         digests += _tensor_digests(value)
     elif value_class in (int, bool):
         digests.append(int(value))

@@ -209,6 +209,15 @@ def test_the_bytes_count_in_the_order_in_memory():
         assert leaf_digests(value)[1] == leaf_digests(array)[1]
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_of_the_same_values_have_one_digest(layout):
+    def digest_of_rows(first):
+        rows = [torch.full((2, 3), first), torch.ones(4, 3)]
+        return digest_of(torch.nested.nested_tensor(rows, layout=layout))
+
+    assert digest_of_rows(0.0) == digest_of_rows(0.0) != digest_of_rows(1.0)
+
+
 class Viewed(torch.Tensor):
     """A tensor of a class with methods of its own in place of torch's."""
 
