@@ -2,7 +2,7 @@
 
     python examples/image_shards.py --data.data_dir=FOLDER --trainer.max_epochs=10
 
-FOLDER has `train` and, for validation, `val`: a channel, or s3://BUCKET/PREFIX.
+FOLDER has `train` and, for validation, `val`: a channel, or s3://BUCKET/PREFIX, which has both.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Images(pl.LightningDataModule):
     """Images with classes, in shards or in a folder for each class.
 
     Args:
-        data_dir: Has `train` and, for validation, `val`; SageMaker's channel, or s3://BUCKET/PREFIX.
+        data_dir: SageMaker's channel with `train` and, for validation, `val`; or s3://BUCKET/PREFIX.
         batch_size: Images of a batch of each rank.
         size: Height and width of the images, in pixels.
         window: Images that are shuffled together; as ShardBatches'.

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.environment import place as host_and_rank
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.shards import index as indexes
@@ -195,6 +196,16 @@ def _copied_index(origin: Source, content: bytes) -> tuple[str, Index]:
         raise
 
 
+def _warn_of_others(origin: Source, names: Iterable[str], index: Index) -> None:
+    """Warn of shards that an index does not name, such as one that was made before they came."""
+    others = sorted({name for name in names if name.endswith(".tar")} - index.names)
+    if others:
+        log.warning(
+            f"{origin.name_of(others[0])} is not in {indexes.NAME}, and is not used "
+            f"({len(others)} of such shards); make the index again"
+        )
+
+
 def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...], ...]:
     """Return which shards each rank's host has; () if all have all.
 
@@ -204,6 +215,7 @@ def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...]
     present: list[int] = []
     try:
         sizes = origin.sizes()
+        _warn_of_others(origin, sizes, index)
         for number, shard in enumerate(index.shards):
             if shard.name in sizes:
                 present.append(number)

@@ -67,6 +67,7 @@ class Index:
         rows: Structured [samples]: `offset` int64 [fields] and `size` int32 [fields], both in bytes
             of the shard; `crc` uint32, CRC-32 of the present fields' bytes, one after another.
         first: int64 [shards + 1], the number of each shard's first sample.
+        names: The names of the shards.
         identity: A number from 0 to 2**60 - 1 that tells it from others.
     """
 
@@ -83,6 +84,7 @@ class Index:
         self.classes = classes
         self.rows = rows
         self.first = np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64)
+        self.names = frozenset(shard.name for shard in shards)
         self.identity = identity
         self._first = self.first.tolist()
         # One call of struct takes a tenth of the time that numpy takes for a row's three parts.

@@ -64,6 +64,14 @@ def test_a_missing_index_is_one_line(tmp_path):
         ShardedDataset(tmp_path / "nothing")
 
 
+def test_a_shard_that_the_index_does_not_name_is_named(folder, capsys):
+    ShardedDataset(folder)
+    assert capsys.readouterr().out == ""
+    (folder / "later.tar").write_bytes((folder / "shard-1.tar").read_bytes())
+    ShardedDataset(folder)
+    assert "later.tar is not in shards.index, and is not used (1 of" in capsys.readouterr().out
+
+
 def test_an_index_that_is_damaged_on_the_way_is_read_again(folder, bucket, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     read = Bucket.read
