@@ -656,7 +656,7 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
     else:
         class_ = type(object_)
         is_excluded = (
-            not _is_method(class_, name)
+            name in _set_by_libraries(class_, ())
             if is_librarys_callback(class_)
             else name in _handled_by_libraries(class_)
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.start_hooks import is_of_library
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.caches import kept
@@ -109,9 +110,11 @@ class TrainerSettings(Part):
             if member is not None and (not isinstance(member, property) or member.fset):
                 places[f"model.{name}"] = trainer.lightning_module, name
         for number, callback in enumerate(callbacks_of(trainer)):
-            of_others = {*object_graph.attributes(callback), *callback.state_dict()}
+            made = made_with(type(callback))
+            if not made or not is_of_library(type(callback).state_dict):
+                continue  # a user's method is called as often as Lightning calls it
             prefix = f"callbacks.{number} {type(callback).__name__}"
-            names = made_with(type(callback)) - of_others
+            names = made - {*object_graph.attributes(callback), *callback.state_dict()}
             for name, value in object_graph.namespace(callback).items():
                 # A text may be a path, which is that of one run.
                 if name in names and not isinstance(value, str):

@@ -363,6 +363,4 @@ def test_the_page_has_the_numbers_of_the_program():
     assert ", ".join(f"`{name}`" for name in command.INTERRUPTION_NAMES) in page
     assert f"the first {command.MAX_ENTRIES:,} files and folders" in page
     one_file, all_files = (size // 2**20 for size in command.MAX_COPIED_BYTES)
-    assert (
-        f"files above {one_file} MiB, files for which there is no room in {all_files} MiB" in page
-    )
+    assert f"files above {one_file} MiB, files beyond {all_files} MiB in all" in page

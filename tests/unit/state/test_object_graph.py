@@ -405,15 +405,18 @@ def test_what_a_librarys_class_declares_or_sets_is_no_state_of_the_user():
         assert not object_graph.has_place_for(owner, name, 2)
 
 
-def test_only_the_functions_given_to_a_librarys_callback_are_read():
+def test_functions_given_to_a_librarys_callback_and_what_is_added_to_it_are_read():
     owner = LambdaCallback(on_fit_start=counter())
     owner.count = 1
-    assert object_graph.attributes(owner) == {"on_fit_start": owner.on_fit_start}
+    assert object_graph.attributes(owner) == {"on_fit_start": owner.on_fit_start, "count": 1}
     assert object_graph.has_place_for(owner, "on_fit_start", counter())
     owner.on_fit_end = partial(max, 1)
-    assert object_graph.attributes(owner).keys() == {"on_fit_start", "on_fit_end"}
-    for name, value in (("on_train_end", 1), ("count", 1), ("count", counter())):
-        assert not object_graph.has_place_for(owner, name, value)
+    assert object_graph.attributes(owner).keys() == {"on_fit_start", "on_fit_end", "count"}
+    assert object_graph.has_place_for(owner, "count", 2)
+    assert not object_graph.has_place_for(owner, "on_train_end", 1)
+    best = ModelCheckpoint("best")
+    assert not object_graph.attributes(best)
+    assert not object_graph.has_place_for(best, "dirpath", "/elsewhere")
 
 
 def counter():
