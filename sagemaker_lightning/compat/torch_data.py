@@ -139,8 +139,8 @@ def combines_datasets(dataset: Any) -> bool:
     return hasattr(dataset, "_datasets")
 
 
-def is_of_library(object_: Any, library: str) -> bool:
-    """Return whether an object's class, or one of its bases, is a library's."""
+def has_class_of(object_: Any, library: str) -> bool:
+    """Return whether an object's class, or one of its bases, is of a library, such as "litdata"."""
     return any(base.__module__.startswith(f"{library}.") for base in type(object_).__mro__)
 
 
@@ -167,7 +167,7 @@ def _place_of_count(loader: Any) -> tuple[Any, str]:
         (loader, "litdata", "current_epoch"),
         (dataset, "streaming", "next_epoch"),
     ):
-        if is_of_library(owner, library) and hasattr(owner, name):
+        if has_class_of(owner, library) and hasattr(owner, name):
             return owner, name
     return None, ""
 

@@ -37,14 +37,18 @@ def bound() -> None:
     _weights_only_unpickler.Unpickler = _Unpickler  # type: ignore[misc]  # replaced on purpose
 
 
-def _to_bytes(text: Any, encoding: Any = "") -> bytes:
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+def _to_bytes(text: Any, encoding: Any) -> bytes:
+    if not isinstance(text, str) or encoding != "latin1":
         raise UnpicklingError("bytes in it are not as pickle writes them")
     return text.encode("latin1")
 
 
-def _to_bytearray(content: Any = b"", *encoding: Any) -> bytearray:
-    return bytearray(content if isinstance(content, bytes) else _to_bytes(content, *encoding))
+def _to_bytearray(content: Any = b"", encoding: Any = None) -> bytearray:
+    if isinstance(content, bytes) and encoding is None:
+        return bytearray(content)
+    if isinstance(content, str) and encoding == "latin-1":  # as pickle writes it
+        return bytearray(content, encoding)
+    raise UnpicklingError("a bytearray in it is not as pickle writes it")
 
 
 def _to_set(elements: list[Any]) -> set[Any]:

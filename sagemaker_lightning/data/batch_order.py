@@ -128,7 +128,7 @@ class DrawnAsAsked(list[Any]):
 
 
 def shares_unequally(loader: Any, ranks: int) -> bool:
-    """Return whether ranks that share a loader's batches have last batches of several sizes."""
+    """Return whether ranks that share a loader's batches have last batches of different sizes."""
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return False
     sampler = loader.batch_sampler

@@ -30,7 +30,7 @@ from sagemaker_lightning.compat.torch_data import (
     CustomIteratorLoader,
     combines_datasets,
     end_workers,
-    is_of_library,
+    has_class_of,
     keeps_iterator,
 )
 from sagemaker_lightning.contract.errors import UserError, with_article
@@ -226,7 +226,7 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
     """
     if not isinstance(loader, DataLoader):
         return {}
-    if stateful and not is_of_library(loader, "torchdata"):
+    if stateful and not has_class_of(loader, "torchdata"):
         return members_beside(loader)
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
@@ -246,7 +246,7 @@ def saves_between_epochs(loader: Any) -> bool:
     It is so for litdata's loader of a CombinedStreamingDataset or ParallelStreamingDataset: within
     an epoch, it assumes that each dataset's samples are shared out evenly among the workers.
     """
-    is_of_several = is_of_library(loader, "litdata") and combines_datasets(loader.dataset)
+    is_of_several = has_class_of(loader, "litdata") and combines_datasets(loader.dataset)
     return is_of_several and has_state(loader)
 
 
@@ -256,7 +256,7 @@ def counts_only(loader: Any) -> bool:
     The iteration has begun when this is called. It is so for torchdata's loader if neither the
     dataset nor its iterator has a state; torchdata 0.11 miscounts when it goes to such a state.
     """
-    is_torchdatas = isinstance(loader, DataLoader) and is_of_library(loader, "torchdata")
+    is_torchdatas = isinstance(loader, DataLoader) and has_class_of(loader, "torchdata")
     if not is_torchdatas or not isinstance(loader.dataset, IterableDataset):
         return False
     return f"'{SeededSamplesWithState.NUMBER}'" not in repr(loader.state_dict())
@@ -264,7 +264,7 @@ def counts_only(loader: Any) -> bool:
 
 def knows_its_end(loader: Any) -> bool:
     """Return whether a loader, given the state of its end, begins anew by itself."""
-    return is_of_library(loader, "torchdata")
+    return has_class_of(loader, "torchdata")
 
 
 def leaves_its_rest(loader: Any) -> bool:
@@ -272,7 +272,7 @@ def leaves_its_rest(loader: Any) -> bool:
 
     streaming's does. Others continue with what was left, or `plan` has them begin anew.
     """
-    return is_of_library(loader, "streaming")
+    return has_class_of(loader, "streaming")
 
 
 def keeps_workers(loader: Any) -> bool:
@@ -282,7 +282,7 @@ def keeps_workers(loader: Any) -> bool:
     torchdata's knows what that is.
     """
     stays = getattr(loader, "persistent_workers", False)
-    return stays and (divided(loader) is not None or is_of_library(loader, "torchdata"))
+    return stays and (divided(loader) is not None or has_class_of(loader, "torchdata"))
 
 
 def plan(loader: Any, turn: int, done: int) -> None:
@@ -296,16 +296,16 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if (loader_plan := getattr(loader, "planned", None)) is None:
         return
     loader_plan.begin(turn)
-    if is_of_library(loader, "litdata"):
+    if has_class_of(loader, "litdata"):
         # Otherwise it would resume an epoch that was left before its end.
         loader.restore = loader.restore and done > 0
-    if not done or not any(is_of_library(loader, name) for name in ("litdata", "streaming")):
+    if not done or not any(has_class_of(loader, name) for name in ("litdata", "streaming")):
         return
     # The loader goes to its position, but its workers, which take turns, start counting from 0.
     # litdata's continues with the worker whose turn it is, streaming's with the first one.
     workers = max(1, loader.num_workers)
     size = loader.batch_size or 1
-    shift = done if is_of_library(loader, "streaming") else 0
+    shift = done if has_class_of(loader, "streaming") else 0
     batches = [done + (worker + shift - done) % workers for worker in range(workers)]
     loader_plan.begin(turn, tuple((batch % workers, batch // workers * size) for batch in batches))
 

@@ -22,8 +22,8 @@ from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.state.graph.nodes import GENERATOR
 
 
-def kind_of(stage: RunningStage) -> str:
-    """Return the short name of a stage that uses data."""
+def stage_name(stage: RunningStage) -> str:
+    """Return the short name of a stage, such as "train"."""
     return {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
 
 
@@ -73,7 +73,7 @@ class Seeding(Callback):
                 return lightning_loaders.prepare_as_lightning(trainer, dataloader, shuffle, mode)
             if lightning_loaders.replaces_loader(trainer, dataloader):
                 end_workers(dataloader)  # those of the loader that Lightning would make are new
-                if self._has_to_be_equal(trainer, dataloader, mode):
+                if self._needs_equal_batches(trainer, dataloader, mode):
                     loader = lightning_loaders.prepare_as_lightning(
                         trainer, dataloader, shuffle, mode
                     )
@@ -169,10 +169,10 @@ class Seeding(Callback):
             rank = data_rank(trainer)
             loader.seed_by(lambda: (self.seed, kind, trainer.global_step, rank))
 
-    def _has_to_be_equal(self, trainer: Trainer, loader: Any, stage: RunningStage) -> bool:
-        """Return whether code gathers batches of which the ranks would have unequal ones; say so.
+    def _needs_equal_batches(self, trainer: Trainer, loader: Any, stage: RunningStage) -> bool:
+        """Return whether code gathers batches whose sizes would differ between ranks; say so.
 
-        Gathered tensors of several sizes end the ranks, or have them wait for ever.
+        Gathered tensors of different sizes end the ranks, or have them wait for ever.
         """
         if not shares_unequally(loader, data_ranks(trainer)):
             return False
@@ -181,7 +181,7 @@ class Seeding(Callback):
         gathers = sorted(name for name in names if not name.endswith("_object"))
         if gathers and trainer.is_global_zero:
             log.warning(
-                f"{kind_of(stage)} data: the ranks take some samples twice, as Lightning's "
+                f"{stage_name(stage)} data: the ranks take some samples twice, as Lightning's "
                 f"DistributedSampler has it, so that their batches are of one size, which "
                 f"{gathers[0]} expects"
             )
@@ -202,7 +202,7 @@ class Seeding(Callback):
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""
-        kind = kind_of(stage)
+        kind = stage_name(stage)
         rank, ranks = data_rank(trainer), data_ranks(trainer)
         shares = {"rank": rank, "world_size": ranks} if share else {}
         loaders = self.loaders.setdefault(kind, [])

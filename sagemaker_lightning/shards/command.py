@@ -114,12 +114,13 @@ def index(folder: Path) -> None:
     if not names:
         found = "no *.tar" if folder.is_dir() else "no such folder"
         raise UserError(f"{folder}: found {found}, expected tar shards; give their folder")
+    about = []
     for name in names:
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name}: found no file, expected a tar shard; remove it")
-    about = [
-        [name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns] for name in names
-    ]
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{path}: found no file, expected a tar shard; remove it")
+        status = path.stat()
+        about.append([name, status.st_size, status.st_mtime_ns])
     state = _begun(folder, ["index", about])
     progress = Progress(len(names), "shards")
     written = []
@@ -297,7 +298,7 @@ def _scanned(path: Path) -> Written:
 
 
 def _has_only_zeros_after(path: Path, offset: int) -> bool:
-    """Return whether a tar ends at an offset, as zeros say.
+    """Return whether a tar has its end at an offset: zeros, and nothing else.
 
     tarfile takes a damaged header for the end, but for the first one.
     """

@@ -198,7 +198,8 @@ def _copied_index(origin: Source, content: bytes) -> tuple[str, Index]:
 
 def _warn_of_others(origin: Source, names: Iterable[str], index: Index) -> None:
     """Warn of shards that an index does not name, such as one that was made before they came."""
-    others = sorted({name for name in names if name.endswith(".tar")} - index.names)
+    known = {shard.name for shard in index.shards}
+    others = sorted(name for name in names if name.endswith(".tar") and name not in known)
     if others:
         log.warning(
             f"{origin.name_of(others[0])} is not in {indexes.NAME}, and is not used "

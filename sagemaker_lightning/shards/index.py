@@ -67,7 +67,6 @@ class Index:
         rows: Structured [samples]: `offset` int64 [fields] and `size` int32 [fields], both in bytes
             of the shard; `crc` uint32, CRC-32 of the present fields' bytes, one after another.
         first: int64 [shards + 1], the number of each shard's first sample.
-        names: The names of the shards.
         identity: A number from 0 to 2**60 - 1 that tells it from others.
     """
 
@@ -84,7 +83,6 @@ class Index:
         self.classes = classes
         self.rows = rows
         self.first = np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64)
-        self.names = frozenset(shard.name for shard in shards)
         self.identity = identity
         self._first = self.first.tolist()
         # One call of struct takes a tenth of the time that numpy takes for a row's three parts.
@@ -225,7 +223,7 @@ def _read(path: Path, file: BinaryIO) -> Index:
 
 
 def checked_name(value: Any) -> str:
-    """Return a name of a class, a field or a shard; raise ValueError if an index has no such."""
+    """Return the name of a class, a field or a shard; ValueError if an index cannot have it."""
     if not isinstance(value, str) or not 0 < len(value) <= 1000 or not value.isprintable():
         raise ValueError(f"a name is {str(value)[:40]!r}")
     return value

@@ -80,7 +80,7 @@ class ImageFolder(Origin):
         self._leave_out(entry for entry in entries if not entry.is_dir())
         folders = [entry for entry in entries if entry.is_dir()]
         self.classes = tuple(entry.name for entry in folders)
-        found = {entry: sorted(self._images(entry)) for entry in folders}
+        found = {entry: list(self._images(entry)) for entry in folders}
         if not any(found.values()):
             raise UserError(
                 f"{folder}: found no image in a folder of a class, expected CLASS/*.jpg or the "
@@ -136,7 +136,7 @@ class ImageFolder(Origin):
             if not path.is_file():
                 raise UserError(f"{path}: found no file, expected an image; remove it")
             content = path.read_bytes()
-            if not kind_of(content):
+            if not image_kind(content):
                 found = "other bytes than an image's" if content else "an empty file"
                 raise UserError(f"{path}: found {found}; remove it, or replace it by an image")
             suffix = path.suffix[1:].lower()
@@ -148,8 +148,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def kind_of(content: bytes) -> str:
-    """Return what kind of image bytes are, such as "png", by how they begin; "" if none."""
+def image_kind(content: bytes) -> str:
+    """Return the kind of an image, such as "png", by its first bytes; "" for other content."""
     return next((kind for start, kind in BEGINNINGS.items() if content.startswith(start)), "")
 
 
@@ -249,7 +249,7 @@ class Table(Origin):
                 value = value["bytes"]  # an image of Hugging Face's datasets
             field = _field_of(column)
             if isinstance(value, bytes):
-                kind = kind_of(value)
+                kind = image_kind(value)
                 is_free = kind and kind not in fields and kind not in sample
                 sample[kind if is_free else field] = value
                 continue

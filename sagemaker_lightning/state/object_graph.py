@@ -198,6 +198,7 @@ ENTERED_CLASSES = (
     torch.utils.data.Dataset,
     torch.utils.data.Sampler,
     torch.utils.data.DataLoader,
+    *NAMESPACES,
 )
 OPTIMIZER_ATTRIBUTES = {"step", "_opt_called"}
 """Attributes that a learning-rate schedule sets on an optimizer."""
@@ -406,12 +407,12 @@ def _walked(
     """Yield what `walk` returns."""
     marks = [root for root in roots.values() if isinstance(root, Elsewhere)]
     seen = {id(object_) for mark in marks for object_ in (mark, mark.object_)}
-    stack = [(path, root, 0) for path, root in reversed(list(roots.items()))]
+    stack = [(path, root, 0) for path, root in reversed(list(roots.items())) if leads_on(root)]
     closed = (*GENERATORS, *skip)
     objects_left = MAX_OBJECTS
     while stack:
         path, value, depth = stack.pop()
-        if id(value) in seen or not leads_on(value):
+        if id(value) in seen:
             continue
         if depth < 2:  # a root or an attribute of one
             objects_left = MAX_OBJECTS
@@ -476,7 +477,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
             yield from _own_classes(class_)  # a metaclass, which may keep the only instances
     elif not _are_library_iterators(class_) and (
         not is_library_class(class_)
-        or isinstance(value, (*ENTERED_CLASSES, *NAMESPACES))
+        or isinstance(value, ENTERED_CLASSES)
         or class_.__module__.startswith(("torchvision", "torch.utils"))
     ):
         yield from attributes(value).items()

@@ -143,7 +143,7 @@ class Stateful(UnplacedLoader):
             over: Whether that one had come to its end.
             begins_anew: Whether the loader's state is already that of the next one.
         """
-        if not over:
+        if not over:  # it was left before its end, and the loader would continue it
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
         after_end = over and not begins_anew and knows_its_end(self.loader)

@@ -30,8 +30,8 @@ AFTER_BACKWARD = {
 class Gradients(Part):
     """The gradients that are used after a step.
 
-    Lightning does not remove them before the next one, or code reads them before it does: that of
-    the step before are there until the next training step has returned.
+    Either Lightning does not remove them before the next step, or code reads them before it does:
+    they are there until the next training step has returned.
     """
 
     key = "gradients"

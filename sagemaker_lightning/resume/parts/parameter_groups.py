@@ -44,7 +44,7 @@ class ParameterGroups(Part):
         self.made = [len(optimizer.param_groups) for optimizer in self.trainer.optimizers]
 
     def _report_unknown(self, saved: list[list[list[str]]]) -> None:
-        """Print, once, which optimizer has got a group of weights that no name leads to."""
+        """Print, once, which optimizer has got weights that the model does not have."""
         if self.has_reported or not self.trainer.is_global_zero:
             return
         for number, (groups, made) in enumerate(zip(saved, self.made, strict=False)):

@@ -66,7 +66,6 @@ from sagemaker_lightning.state.object_graph import (
     LIBRARIES,
     LIGHTNINGS,
     METHODS_OF_C,
-    NAMESPACES,
     Added,
     Elsewhere,
     attributes,
@@ -136,7 +135,6 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.
     ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),
-    (NAMESPACES, OBJECT),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.shards.origins import ImageFolder, Table, kind_of, origin_at
+from sagemaker_lightning.shards.origins import ImageFolder, Table, image_kind, origin_at
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_an_image_that_was_replaced_is_another_folder(folder):
 
 @pytest.mark.parametrize("content", [b"P6 1 1", b"BM", b"II*\0", b"MM\0*", b"\x89PNG", b"RIFF"])
 def test_images_are_known_by_how_they_begin(content):
-    assert kind_of(content) and not kind_of(b"x" + content)
+    assert image_kind(content) and not image_kind(b"x" + content)
 
 
 def test_what_is_neither_a_folder_nor_a_table(tmp_path):
