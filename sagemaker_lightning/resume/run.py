@@ -230,6 +230,10 @@ class Run:
         """Return one of the run's parts."""
         return next(part for part in self.parts if type(part) is kind)
 
+    def reached(self, *classes: type) -> Iterator[tuple[str, Any]]:
+        """Yield path and object for each object of some classes that the user's objects hold."""
+        return self.part(UserObjects).graph.reached(*classes)
+
     def restore(self, moment: Moment) -> None:
         """Restore the parts whose moment this is, in their order."""
         if self.resumed is None:

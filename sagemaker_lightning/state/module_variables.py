@@ -33,6 +33,7 @@ from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS
 from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
+    GENERATOR,
     KINDS,
     OBJECT,
     POSITIONED_KINDS,
@@ -69,6 +70,7 @@ NUMBER = re.compile(r"#\d+$")
 HELD_KINDS = {*CONTAINERS.values()} | {
     TENSOR,
     ARRAY,
+    GENERATOR,
     KINDS["bytes"],
     KINDS["stream"],
     KINDS["flag"],

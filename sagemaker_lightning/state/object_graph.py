@@ -22,7 +22,7 @@ from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 from sagemaker_lightning.compat.torch_modules import members, unwrapped
 from sagemaker_lightning.state.caches import kept
 
+Found = TypeVar("Found")
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
 MAX_OBJECTS = 20_000  # objects that a walk yields of each attribute of a root, at most
@@ -318,7 +319,7 @@ def _are_library_iterators(class_: type) -> bool:
 class _Moment(threading.local):
     """What this thread has found while nothing changes: see `at_one_moment`."""
 
-    roots: dict[tuple[Any, int], dict[str, Any]] | None = None
+    found: dict[tuple[Any, int], Any] | None = None
     walks: dict[tuple[int, tuple[type, ...], bool], list[tuple[str, Any]]]
     hashes: dict[tuple[Any, int], tuple[Any, bytes]]
 
@@ -333,34 +334,34 @@ def at_one_moment() -> Iterator[None]:
     A walk over a model of a thousand modules takes ten milliseconds, and a checkpoint asks for a
     dozen. It asks for the hash of a dataset as one of the user's objects, and as what a loader has.
     """
-    if _moment.roots is not None:
+    if _moment.found is not None:
         yield
         return
-    _moment.roots = {}
+    _moment.found = {}
     _moment.walks = {}
     _moment.hashes = {}
     try:
         yield
     finally:
-        _moment.roots = None
+        _moment.found = None
         _moment.walks = {}
         _moment.hashes = {}
 
 
-def roots_at_one_moment(find: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Decorate a function of one argument that returns the roots of walks, to be called once.
+def once_at_one_moment(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
+    """Decorate a function of one argument that searches objects, such as for roots of walks.
 
     It is called once for each argument at one moment; nobody changes what it returns.
     """
 
     @functools.wraps(find)
-    def found(owner: Any) -> dict[str, Any]:
-        if _moment.roots is None:
+    def found(owner: Any) -> Found:
+        if _moment.found is None:
             return find(owner)
         key = find, id(owner)
-        if key not in _moment.roots:
-            _moment.roots[key] = find(owner)
-        return _moment.roots[key]
+        if key not in _moment.found:
+            _moment.found[key] = find(owner)
+        return cast(Found, _moment.found[key])
 
     return found
 
@@ -372,7 +373,7 @@ def hash_at_one_moment(value: Any, hash_of: Callable[[Any], bytes]) -> bytes:
         value: The object.
         hash_of: Returns its hash.
     """
-    if _moment.roots is None:
+    if _moment.found is None:
         return hash_of(value)
     key = hash_of, id(value)
     if key not in _moment.hashes:
@@ -393,7 +394,7 @@ def walk(
         skip: Classes whose objects are yielded but not entered.
         code: Whether to enter what functions and classes hold.
     """
-    if not any(roots is each for each in (_moment.roots or {}).values()):
+    if not any(roots is each for each in (_moment.found or {}).values()):
         return _walked(roots, skip, code)
     key = id(roots), skip, code
     if key not in _moment.walks:

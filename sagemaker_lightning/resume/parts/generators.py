@@ -1,15 +1,20 @@
 """Generators of random numbers that the user's objects keep."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, user_objects
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph.nodes import GENERATOR, scan
+from sagemaker_lightning.state.object_graph import GENERATORS
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 
 class Generators(Part):
@@ -51,13 +56,18 @@ class Generators(Part):
 
         Validation data in a stream are not: they draw on from one validation to the next.
         """
-        return generators.find(
-            {
-                name: value
-                for name, value in user_objects(self.trainer).items()
-                if not name.startswith(TRAINING)
-            }
-        )
+        return generators_of(self.run, lambda root: not root.startswith(TRAINING))
+
+
+def generators_of(run: "Run", is_root: Callable[[str], bool]) -> dict[str, Any]:
+    """Return the generators that are reached, but for the process's, which `seed_all` seeds.
+
+    Args:
+        run: The run.
+        is_root: Returns whether to start from one of the user's objects, by its name.
+    """
+    found = run.part(UserObjects).graph.nodes_of(*GENERATORS, is_root=is_root)
+    return {path: node.value for path, node in found if not generators.is_global(node.value)}
 
 
 def states_of(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from sagemaker_lightning.compat.lightning_loops import fetcher
 from sagemaker_lightning.compat.lightning_trainer import epochs_of_data
 from sagemaker_lightning.compat.torch_data import iterations_begun, set_iterations_begun
 from sagemaker_lightning.data.loaders.several import training_loaders
-from sagemaker_lightning.resume.parts.generators import set_states, states_of
+from sagemaker_lightning.resume.parts.generators import generators_of, set_states, states_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import TRAINING, user_objects
+from sagemaker_lightning.resume.parts.roots import TRAINING
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.state import generators
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -85,8 +84,7 @@ class LoaderPositions(Part):
 
     def _generators(self) -> dict[str, Any]:
         """Return the generators of the training loaders, by path."""
-        roots = user_objects(self.trainer)
-        return generators.find({name: roots[name] for name in roots if name.startswith(TRAINING)})
+        return generators_of(self.run, lambda root: root.startswith(TRAINING))
 
     def take(self) -> Mapping[str, Any] | None:
         """Return the saved states for the epoch that begins; None if there are none for it."""

@@ -10,7 +10,6 @@ from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
-from sagemaker_lightning.resume.parts.roots import of_kinds
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
@@ -23,7 +22,7 @@ class Metrics(Part):
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states, on the CPU, and the lengths of trackers, by path."""
-        measured = dict(of_kinds(self.trainer, Metric, MetricTracker))
+        measured = dict(self.run.reached(Metric, MetricTracker))
         states = {
             path: metrics.state_of(value)
             for path, value in measured.items()
@@ -37,7 +36,7 @@ class Metrics(Part):
     @torch.no_grad()
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the states; each step that a tracker tracks has metrics of its own."""
-        for path, tracker in of_kinds(self.trainer, MetricTracker):
+        for path, tracker in self.run.reached(MetricTracker):
             size = min(saved["tracked"].get(path, len(tracker)), len(saved["states"]))
             while len(tracker) < size:
                 tracker.increment()
@@ -46,7 +45,7 @@ class Metrics(Part):
                 delattr(tracker, name)
         of_ranks = self.resumed.of_data_ranks(self)
         start_again = []
-        for path, metric in of_kinds(self.trainer, Metric):
+        for path, metric in self.run.reached(Metric):
             own, everyone = (
                 [each["states"][path] for each in of if path in each["states"]] for of in of_ranks
             )

@@ -7,7 +7,6 @@ from torch import nn
 
 from sagemaker_lightning.compat.torch_modules import named_modules, named_parameters, parameters
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import of_kinds
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 MODES = "eval", "frozen"
@@ -66,7 +65,7 @@ class Modes(Part):
     def _beside(self) -> dict[str, nn.Module]:
         """Return the modules that are not of the model, by path."""
         of_model = set(map(id, self.trainer.lightning_module.modules()))
-        found = of_kinds(self.trainer, nn.Module)
+        found = self.run.reached(nn.Module)
         return {path: module for path, module in found if id(module) not in of_model}
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:

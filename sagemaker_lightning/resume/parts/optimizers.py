@@ -26,7 +26,6 @@ from sagemaker_lightning.resume.parts.part import (
     refusal,
     refusing,
 )
-from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
@@ -93,7 +92,7 @@ class Optimizers(Part):
         with refusing(self.run, self.resumed.file_name, self.key):
             with (
                 keeping_defaults(self.trainer.optimizers),
-                sharing_groups(holders_of_groups(self.trainer)),
+                sharing_groups(holders_of_groups(self.run)),
             ):
                 yield
             for optimizer, saved in zip(self.trainer.optimizers, self.saved_states, strict=False):
@@ -471,10 +470,9 @@ def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
                 _, variables[name] = first_of[id(value)]
 
 
-def holders_of_groups(trainer: Trainer) -> list[Any]:
+def holders_of_groups(run: "Run") -> list[Any]:
     """Return all objects that may have an optimizer's groups or state: it, and the user's."""
-    held = object_graph.walk(user_objects(trainer), code=False)
-    return [*trainer.optimizers, *(each for _, each in held)]
+    return [*run.trainer.optimizers, *(each for _, each in run.reached(object))]
 
 
 def _groups_and_state(owner: Any) -> dict[str, Any]:

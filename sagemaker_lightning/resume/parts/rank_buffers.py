@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -24,7 +23,6 @@ from sagemaker_lightning.compat.torch_modules import (
 )
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
-from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest
@@ -71,7 +69,7 @@ class RankBuffers(Part):
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
         """Return the buffers, and weights that are left out, on the CPU, by name."""
         gather = self.run.agreement.gather
-        buffers = dict(_buffers_by_name(self.trainer))
+        buffers = dict(self._buffers_by_name())
         digests = gather({name: digest(buffer) for name, buffer in buffers.items()})
         alike = {
             name
@@ -109,7 +107,7 @@ class RankBuffers(Part):
         """Restore the buffers that are there; one may have got another shape while training."""
         weights = named_parameters(self.trainer.lightning_module)
         changed = [(f"model.{name}", value) for name, value in weights if name in self.at_start]
-        for name, buffer in (*_buffers_by_name(self.trainer), *changed):
+        for name, buffer in (*self._buffers_by_name(), *changed):
             value = dtensors.placed_like(saved.get(name), buffer)
             if value is not None and value.shape == buffer.shape:
                 buffer.copy_(value)
@@ -123,6 +121,30 @@ class RankBuffers(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each buffer."""
         return named_values("buffers", saved)
+
+    def _buffers_by_name(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the model's buffers, and tensors of modules kept beside it, by name.
+
+        An example of the latter is an average of the weights. Modules that Lightning's own
+        callbacks keep have only their buffers yielded: the callbacks save the rest.
+        """
+        model = self.trainer.lightning_module
+        yield from (
+            (f"model.{name}", buffer) for name, buffer in named_buffers(model) if has_values(buffer)
+        )
+        seen_ids = {id(module) for module in model.modules()}
+        for callback in callbacks_of(self.trainer):
+            for name, module in vars(callback).items():
+                if object_graph.is_library_class(type(callback)) and isinstance(module, nn.Module):
+                    seen_ids |= {id(submodule) for submodule in module.modules()}
+                    for part, buffer in named_buffers(module):
+                        yield f"{type(callback).__name__}.{name}.{part}", buffer
+        for path, module in self.run.reached(nn.Module):
+            if not isinstance(module, Metric) and id(module) not in seen_ids:
+                seen_ids |= {id(submodule) for submodule in module.modules()}
+                for name, tensor in (*named_parameters(module), *named_buffers(module)):
+                    if has_values(tensor) and not tensor.is_meta:
+                        yield f"{path}.{name}", tensor
 
 
 def _names_by_saved_name(model: nn.Module) -> dict[str, str]:
@@ -143,32 +165,3 @@ def _memory(value: Any) -> tuple[Any, ...]:
     if part is None or part.layout != torch.strided or part.is_meta or not part.numel():
         return ()
     return part.data_ptr(), part.dtype, part.shape, part.stride()
-
-
-def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the model's buffers, and tensors of modules kept beside it, by name.
-
-    An example of the latter is an average of the weights. Modules that Lightning's own callbacks
-    keep have only their buffers yielded: the callbacks save the rest.
-    """
-    model = trainer.lightning_module
-    yield from (
-        (f"model.{name}", buffer) for name, buffer in named_buffers(model) if has_values(buffer)
-    )
-    seen_ids = {id(module) for module in model.modules()}
-    for callback in callbacks_of(trainer):
-        for name, module in vars(callback).items():
-            if object_graph.is_library_class(type(callback)) and isinstance(module, nn.Module):
-                seen_ids |= {id(submodule) for submodule in module.modules()}
-                for part, buffer in named_buffers(module):
-                    yield f"{type(callback).__name__}.{name}.{part}", buffer
-    for path, module in object_graph.walk(user_objects(trainer), code=False):
-        if (
-            isinstance(module, nn.Module)
-            and not isinstance(module, Metric)
-            and id(module) not in seen_ids
-        ):
-            seen_ids |= {id(submodule) for submodule in module.modules()}
-            for name, tensor in (*named_parameters(module), *named_buffers(module)):
-                if has_values(tensor) and not tensor.is_meta:
-                    yield f"{path}.{name}", tensor

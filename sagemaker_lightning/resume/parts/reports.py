@@ -158,8 +158,7 @@ class Reports:
             return self.packages.values()
         known = (
             parameter
-            for _, object_ in object_graph.walk(user_objects(self.trainer), code=False)
-            if isinstance(object_, nn.Module)
+            for _, object_ in self.state.reached(nn.Module)
             for parameter in parameters(object_).values()
             if parameter is not None
         )
@@ -197,8 +196,7 @@ class Reports:
             saved: What a checkpoint has of them: tensors in dicts and lists.
         """
         if changed := self.packages.changed(saved):
-            held = object_graph.walk(user_objects(self.trainer), code=False)
-            ids = {id(object_) for _, object_ in held}
+            ids = {id(node.value) for node in self.state.nodes().values()}
             self._report_changed(name for name, value in changed.items() if id(value) not in ids)
 
     def _report_changed(self, names: Iterable[str]) -> None:
@@ -387,7 +385,7 @@ class Reports:
         These are a library's iterators other than files. The nodes of a validation begin again with
         each one.
         """
-        for path, value in object_graph.walk(user_objects(self.trainer), code=False):
+        for path, value in self.state.reached(object):
             is_half_done = object_graph.is_library_iterator(value) and not has_position(value)
             if path.startswith(VALIDATION) and object_graph.is_of_pipeline(type(value)):
                 continue

@@ -3,7 +3,7 @@
 import functools
 import types
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -45,7 +45,7 @@ def prefix_of_replaced(trainer: Trainer) -> str:
     return "" if lightning_loops.loaders_are_given(trainer) else TRAINING
 
 
-@object_graph.roots_at_one_moment
+@object_graph.once_at_one_moment
 def user_objects(trainer: Trainer) -> dict[str, Any]:
     """Return the user's objects that may have state, by name.
 
@@ -233,12 +233,3 @@ def _additions(trainer: Trainer) -> dict[str, Any]:
 def objects_of_module(trainer: Trainer) -> dict[str, Any]:
     """Return the objects that the module has, by name."""
     return dict(object_graph.walk({"model": trainer.lightning_module}, code=False))
-
-
-def of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
-    """Yield all instances of these classes that the user's objects hold, with their paths."""
-    return (
-        (path, value)
-        for path, value in object_graph.walk(user_objects(trainer), code=False)
-        if object_graph.is_of(type(value), *kinds)
-    )

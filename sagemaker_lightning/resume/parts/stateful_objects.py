@@ -15,14 +15,13 @@ from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.files.acceptance import saved_part
 from sagemaker_lightning.resume.parts.optimizers import check, holders_of_groups, sharing_groups
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, kind_text
 from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS
-from sagemaker_lightning.state.graph.nodes import key_of
+from sagemaker_lightning.state.graph.nodes import Node, key_of
 
 
 class StatefulObjects(Part):
@@ -40,8 +39,8 @@ class StatefulObjects(Part):
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let the objects load their states."""
-        objects = self._stateful()
-        with sharing_groups(holders_of_groups(self.trainer)):
+        objects = {path: node.value for path, node in self._stateful().items()}
+        with sharing_groups(holders_of_groups(self.run)):
             for path, object_ in objects.items():
                 if path in saved:
                     state = values.decode(saved[path])
@@ -69,28 +68,26 @@ class StatefulObjects(Part):
         unsaved = {}
         graph = self.run.part(UserObjects).graph
         start = graph.begin()
-        for path, object_ in self._stateful().items():
+        for path, node in self._stateful().items():
+            object_ = node.value
             is_new = key_of(object_) not in start.paths
             if is_new and isinstance(object_, OPTIMIZERS) and key_of(object_) in graph.recorded:
                 continue
-            owner, _, name = path.rpartition(".")
+            place = graph.place_of(node)
             if is_new and not isinstance(object_, LightningOptimizer):
-                holder, attribute = owner, name
-                while holder and holder not in start.by_path:  # new, too
-                    holder, _, attribute = holder.rpartition(".")
-                unsaved[holder, attribute] = (
+                unsaved[place] = (
                     f"has {with_article(kind_text(object_))} that was made while training"
                 )
             try:
                 states[path] = values.encode(object_.state_dict())
             except NotSaved as error:
-                unsaved[owner, name] = f"holds {with_article(error.kind)}"
+                unsaved[place] = f"holds {with_article(error.kind)}"
             except Exception as error:  # whatever a library's object raises
-                unsaved[owner, name] = f"has a state_dict() that raises {type(error).__name__}"
+                unsaved[place] = f"has a state_dict() that raises {type(error).__name__}"
         return states, unsaved
 
-    def _stateful(self) -> dict[str, Any]:
-        """Return a library's objects that save and load their state, and optimizers of any class.
+    def _stateful(self) -> dict[str, Node]:
+        """Return the nodes of libraries' objects that save their state, and of optimizers.
 
         These are optimizers that Lightning does not know, such as one within another one.
         """
@@ -108,9 +105,9 @@ class StatefulObjects(Part):
             type,
         )
         return {
-            path: value
-            for path, value in object_graph.walk(user_objects(self.trainer), streams, code=False)
-            if not isinstance(value, excluded)
+            path: node
+            for path, node in self.run.part(UserObjects).graph.nodes_of(object, skip=streams)
+            if not isinstance(value := node.value, excluded)
             and id(value) not in saved_elsewhere
             and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))
             and has_state(value)

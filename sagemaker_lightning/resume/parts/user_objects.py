@@ -367,7 +367,7 @@ class UserObjects(Part):
         """
         return {
             path
-            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
+            for path, value in self.graph.reached(object)
             if not isinstance(value, (LightningModule, LightningDataModule, Callback))
         }
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +14,20 @@ from sagemaker_lightning.state.graph.atoms import TUPLE_OF_SCALARS, is_id
 from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
 from sagemaker_lightning.state.graph.kinds.base import refusing
-from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
+from sagemaker_lightning.state.graph.nodes import (
+    ARRAY,
+    CODE,
+    KINDS,
+    OBJECT,
+    TENSOR,
+    Node,
+    key_of,
+    scan,
+)
 from sagemaker_lightning.state.graph.shared_memory import SharedMemory
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.text import Record
-from sagemaker_lightning.state.object_graph import owner_of
+from sagemaker_lightning.state.object_graph import is_of, once_at_one_moment, owner_of
 
 ORDERLESS = "set", "frozenset"
 MAX_NUMBERS = 1 << 16
@@ -92,6 +101,53 @@ class GraphState:
                 made=self.made,
             )
         return self.start
+
+    @once_at_one_moment
+    def nodes(self) -> dict[int, Node]:
+        """Return the nodes of the objects that are reached now, by what they are known."""
+        return scan(self.roots(), self.skip, self.start.nodes if self.start else None)
+
+    def nodes_of(
+        self,
+        *classes: type,
+        skip: tuple[type, ...] = (),
+        is_root: Callable[[str], bool] | None = None,
+    ) -> Iterator[tuple[str, Node]]:
+        """Yield path and node of each object of some classes that is reached now.
+
+        An object of the start has the path by which it is known there, whatever else leads to it.
+
+        Args:
+            classes: The classes; `object` for all.
+            skip: Classes whose objects are not entered.
+            is_root: Returns whether to start from a root, by its name; None for all of them.
+        """
+        paths = self.start.paths if self.start else {}
+        nodes = self.nodes()
+        if skip or is_root:
+            roots = self.roots().items()
+            nodes = scan({name: each for name, each in roots if not is_root or is_root(name)}, skip)
+        for key, node in nodes.items():
+            if node.kind is not CODE and is_of(type(node.value), *classes):
+                path = paths.get(key)
+                if path is None or (is_root and not is_root(path)):
+                    path = node.path
+                yield path, node
+
+    def reached(self, *classes: type) -> Iterator[tuple[str, Any]]:
+        """Yield path and object of each object of some classes that is reached now."""
+        return ((path, node.value) for path, node in self.nodes_of(*classes))
+
+    def place_of(self, node: Node) -> tuple[str, str]:
+        """Return where a node is: an object of the start, by its path, and the attribute."""
+        start = self.begin()
+        name = ""
+        while (parent := node.parent) is not None:
+            name = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+            node = parent
+            if node.kind is OBJECT and key_of(node.value) in start.paths:
+                break
+        return start.paths.get(key_of(node.value)) or node.path, name
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""

@@ -19,7 +19,7 @@ from sagemaker_lightning.state.graph.state import GraphState, nodes_of
 from sagemaker_lightning.state.graph.values import decode, encode
 from sagemaker_lightning.state.object_graph import (
     at_one_moment,
-    roots_at_one_moment,
+    once_at_one_moment,
     set_on_self,
     walk,
 )
@@ -42,7 +42,7 @@ def found() -> list:
 def roots(found):
     """Return the roots of walks for an owner."""
 
-    @roots_at_one_moment
+    @once_at_one_moment
     def roots(owner: Holder) -> dict:
         found.append(owner)
         return {"holder": owner}

@@ -19,7 +19,6 @@ from untrained import in_epoch_5, resumed, run_of, trainer_of
 
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
-from sagemaker_lightning.resume.parts.roots import of_kinds
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.run import Run
 
@@ -178,9 +177,9 @@ def test_a_metric_stays_on_its_device():
     )
     trainer.strategy.connect(LightningModule())
     trainer.strategy._root_device = torch.device("meta")
-    ((_, metric),) = of_kinds(trainer, MeanMetric)
-    metric.update(3.0)
     run = run_of(trainer)
+    ((_, metric),) = run.reached(MeanMetric)
+    metric.update(3.0)
     part = run.part(Metrics)
     saved = part.save(None, None)
     run.resumed = SimpleNamespace(of_data_ranks=lambda part: ([saved], [saved]))

@@ -84,13 +84,13 @@ def test_modules_beside_the_model_are_saved():
     run = run_of(trainer_of(model, averaging, callback), gather=alike)
     metrics = run.part(Metrics).save(None, None)
     of_all = f"variables.{__name__}.Holding.of_all"
-    assert set(metrics["states"]) == {"callbacks.1 Holding.metric", f"{of_all}.1"}
+    assert set(metrics["states"]) == {"callbacks.1 Holding.metric", f"{of_all}[1]"}
     buffers = {"running_mean", "running_var", "num_batches_tracked"}
     assert set(run.part(RankBuffers).save(None, None)) == (
         {"model.hidden"}
         | {f"StochasticWeightAveraging._average_model.0.{name}" for name in buffers}
         | {f"callbacks.1 Holding.average.0.{name}" for name in buffers | {"weight", "bias"}}
-        | {f"{of_all}.0.{name}" for name in ("weight", "bias")}
+        | {f"{of_all}[0].{name}" for name in ("weight", "bias")}
     )
 
 

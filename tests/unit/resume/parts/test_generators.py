@@ -1,0 +1,96 @@
+"""Generators of random numbers are saved wherever the graph of the user's objects has them."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from untrained import run_of
+from user_state import Holding, Model, trainer_of
+
+from sagemaker_lightning.resume.parts.generators import Generators
+from sagemaker_lightning.resume.parts.part import Moment
+
+RNG = random.Random(3)
+"""A variable that `draw_by_variable` reads."""
+
+
+class Drawing:
+    """Something of a user's that draws by its own generator."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+
+
+def draw_by_variable() -> float:
+    """Return a number drawn by a variable of this module."""
+    return RNG.random()
+
+
+def frozen(drawing: Drawing) -> Holding:
+    return Holding(members=frozenset([drawing]))
+
+
+def as_key(drawing: Drawing) -> Holding:
+    return Holding(counts={drawing: 1})
+
+
+def in_cycle(drawing: Drawing) -> Holding:
+    return Holding(turns=itertools.cycle([drawing]))
+
+
+def far_in_list(drawing: Drawing) -> Holding:
+    return Holding(rows=[*([i] for i in range(2_000)), drawing])
+
+
+def in_array(drawing: Drawing) -> Holding:
+    return Holding(rows=np.array([None, drawing], dtype=object))
+
+
+def by_default(drawing: Drawing) -> Holding:
+    def draw(source=drawing) -> float:
+        return source.rng.random()
+
+    return Holding(space=SimpleNamespace(draw=draw))
+
+
+@pytest.mark.parametrize("hold", [frozen, as_key, in_cycle, far_in_list, in_array, by_default])
+def test_a_generator_comes_back_wherever_the_graph_reaches_it(hold):
+    drawing = Drawing()
+    part = run_of(trainer_of(Model(), hold(drawing))).part(Generators)
+    drawing.rng.random()
+    saved = part.save(None, None)
+    expected = drawing.rng.random()
+    other = Drawing()
+    part = run_of(trainer_of(Model(), hold(other))).part(Generators)
+    part.restore(saved, Moment.TRAINING)
+    assert other.rng.random() == expected
+
+
+def test_a_generator_in_a_variable_comes_back():
+    class Reading(Model):
+        def training_step(self, batch, batch_idx):
+            return draw_by_variable()
+
+    part = run_of(trainer_of(Reading())).part(Generators)
+    saved = part.save(None, None)
+    expected = draw_by_variable()
+    part.restore(saved, Moment.TRAINING)
+    assert draw_by_variable() == expected
+
+
+def test_a_generator_keeps_the_name_by_which_it_was_known_first():
+    """Training may give it a shorter one, which a resumed program does not have yet."""
+    model = Model(helper=SimpleNamespace(inner=SimpleNamespace(rng=torch.Generator())))
+    run = run_of(trainer_of(model))
+    run.mark_start()
+    before = run.part(Generators).save(None, None).keys()
+    model.also = model.helper.inner.rng
+    assert run.part(Generators).save(None, None).keys() == before
+
+
+def test_those_of_the_process_are_not_saved():
+    run = run_of(trainer_of(Model(own=torch.default_generator, other=random.SystemRandom())))
+    assert run.part(Generators).save(None, None) == {}
