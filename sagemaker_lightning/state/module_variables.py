@@ -99,10 +99,8 @@ class Mentioned(NamedTuple):
     of enums, which may have attributes, as `object_graph.Added`."""
     of_code: dict[str, replaced_code.Place]
     """Where code is that the user's code reaches, by name."""
-    names: set[str]
-    """The names that functions mention, but for those that make an object."""
-    reads_gradients: set[str]
-    """The names of the functions that may read gradients of weights."""
+    names: dict[types.FunctionType, frozenset[str]]
+    """The names that each function mentions."""
 
 
 def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
@@ -111,15 +109,11 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
     Args:
         roots: The objects from which the code is reached, by name.
     """
-    found = Mentioned(defaultdict(set), [], {}, {}, set(), set())
+    found = Mentioned(defaultdict(set), [], {}, {}, {})
     for _, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType) and is_own(object_):
             found.of_code.update(replaced_code.places_of_function(object_))
-            names = object_graph.names_in_code(object_.__code__)
-            if object_.__name__ != "__init__":
-                found.names.update(names)
-            if "grad" in names:
-                found.reads_gradients.add(object_.__qualname__)
+            found.names[object_] = object_graph.names_in_code(object_.__code__)
             # What functools.wraps has wrapped names another function's module as its own.
             module = sys.modules.get(object_.__globals__.get("__name__", ""))
             if module is not None and vars(module) is object_.__globals__:

@@ -14,7 +14,7 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import names_in_code, readers_of_gradients
+from sagemaker_lightning.resume.parts.roots import functions_that_mention, names_in_code
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.digests import digest
@@ -109,7 +109,7 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
         and all(is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
         and all(is_of_library(owner.on_before_zero_grad) for owner in owners)
         and not any(leaves_gradients(each, trainer.current_epoch) for each in callbacks_of(trainer))
-    ) and all(name.rpartition(".")[2] in AFTER_BACKWARD for name in readers_of_gradients(trainer))
+    ) and all(each.__name__ in AFTER_BACKWARD for each in functions_that_mention(trainer, "grad"))
     if not are_gone:
         return parameters
     removed_ids = {

@@ -180,21 +180,29 @@ def names_in_code(trainer: Trainer) -> Collection[str]:
         trainer: Lightning's trainer.
     """
     user_objects(trainer)  # as above
-    return _newest[2].names if _newest else ()
+    mentioned = _newest[2].names if _newest else {}
+    names = [names for function, names in mentioned.items() if function.__name__ != "__init__"]
+    return frozenset().union(*names)
 
 
-def readers_of_gradients(trainer: Trainer) -> Collection[str]:
-    """Return the names of the user's functions that may read gradients, but for optimizers'.
+def functions_that_mention(trainer: Trainer, name: str) -> list[types.FunctionType]:
+    """Return the user's functions whose code mentions a name, but for methods of optimizers.
 
     Args:
         trainer: Lightning's trainer.
+        name: The name, such as that of an attribute.
     """
     user_objects(trainer)  # as above
     if not _newest:
-        return ()
-    optimizers = {each.__qualname__ for each in _newest[2].classes if issubclass(each, Optimizer)}
-    names = _newest[2].reads_gradients
-    return {name for name in names if name.rpartition(".")[0] not in optimizers}
+        return []
+    mentioned = _newest[2]
+    # torch puts wrappers of the same names around some methods of these classes.
+    optimizers = {each.__qualname__ for each in mentioned.classes if issubclass(each, Optimizer)}
+    return [
+        function
+        for function, names in mentioned.names.items()
+        if name in names and function.__qualname__.rpartition(".")[0] not in optimizers
+    ]
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:
