@@ -80,8 +80,8 @@ HELD_KINDS = {*CONTAINERS.values()} | {
 """Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
 OF_LIGHTNING = Callback, LightningDataModule, DataLoader
 """Classes whose objects, if they are libraries', Lightning and other parts continue."""
-PYTHONS_OF_ENUMS = "_name_", "_value_", "_sort_order_"
-"""Attributes that each member of an enum has."""
+PYTHONS_OF_ENUMS = "_name_", "_sort_order_"
+"""Attributes that each member of an enum has, besides its value."""
 CACHE = type(functools.lru_cache(len))
 IS_CACHE = " (functools.lru_cache)"
 """What follows the name of a function whose results are kept."""
@@ -95,8 +95,9 @@ class Mentioned(NamedTuple):
     classes: list[type]
     """The classes, all of whose variables are meant."""
     of_functions: dict[str, Any]
-    """By name: cells that functions have closed over, mutable defaults, and functions and members
-    of enums, which may have attributes, as `object_graph.Added`."""
+    """By name: cells that functions have closed over, mutable defaults, functions that keep the one
+    object that they have made, and functions and members of enums, which may have attributes, as
+    `object_graph.Added`."""
     of_code: dict[str, replaced_code.Place]
     """Where code is that the user's code reaches, by name."""
     names: dict[types.FunctionType, frozenset[str]]
@@ -131,11 +132,14 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
     numbers: dict[str, int] = defaultdict(int)
     for function, is_global in _functions(found):
         name = _numbered(function, numbers)
-        found.of_functions.update(_members_of(name, function, is_global))
+        if isinstance(function, CACHE):
+            found.of_functions[f"{name}()"] = function
+        else:
+            found.of_functions.update(_members_of(name, function, is_global))
     return found
 
 
-def _numbered(code: types.FunctionType | type, numbers: dict[str, int]) -> str:
+def _numbered(code: Any, numbers: dict[str, int]) -> str:
     """Return the name of a function or a class, with a number if the same line has made others.
 
     Args:
@@ -148,8 +152,11 @@ def _numbered(code: types.FunctionType | type, numbers: dict[str, int]) -> str:
     return f"{name}#{number}" if number else name
 
 
-def _functions(mentioned: Mentioned) -> Iterator[tuple[types.FunctionType, bool]]:
-    """Yield the user's functions that classes and modules have, and whether a module has each."""
+def _functions(mentioned: Mentioned) -> Iterator[tuple[Any, bool]]:
+    """Yield the user's functions that classes and modules have, and whether a module has each.
+
+    Those that keep one object are among them, as `functools.lru_cache` without arguments does.
+    """
     seen_ids = set()
     classes = sorted(mentioned.classes, key=lambda each: (each.__module__, each.__qualname__))
     waiting = [(member, False) for class_ in classes for member in vars(class_).values()]
@@ -169,6 +176,8 @@ def _functions(mentioned: Mentioned) -> Iterator[tuple[types.FunctionType, bool]
             yield value, is_global
             within = [*object_graph.closure(value).values(), *vars(value).values()]
         elif isinstance(value, WRAPPERS):
+            if isinstance(value, CACHE) and is_own(value) and not _takes_arguments(value):
+                yield value, is_global
             within = [getattr(value, name, None) for name in WRAPPED]
         else:
             continue
@@ -224,6 +233,12 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
             member = object_graph.Added(member.owner, other)
         elif isinstance(member, types.CellType) and not _is_held(object_graph.value_of(member)):
             continue
+        elif isinstance(member, CACHE):
+            if member.cache_info().currsize != 1:
+                continue
+            member = member()  # kept: the function does not run
+            if kind_of(member) is None or not _is_held(member):
+                continue
         held[f"{VARIABLES}{name}"] = member
     return held
 
@@ -388,7 +403,15 @@ def results_kept(roots: Mapping[str, Any]) -> list[Any]:
     """
     reached = (value for _, value in _reached(roots))
     found = {id(each): each for each in reached if isinstance(each, CACHE) and is_own(each)}
-    return [each for each in found.values() if inspect.signature(each).parameters]
+    return [each for each in found.values() if _takes_arguments(each)]
+
+
+def _takes_arguments(function: Any) -> bool:
+    """Return whether a function has parameters; also if nobody can tell."""
+    try:
+        return bool(inspect.signature(function).parameters)
+    except ValueError:
+        return True
 
 
 def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:

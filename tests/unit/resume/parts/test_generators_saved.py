@@ -1,5 +1,7 @@
 """Generators of random numbers are saved wherever the graph of the user's objects has them."""
 
+import enum
+import functools
 import itertools
 import random
 from types import SimpleNamespace
@@ -94,3 +96,49 @@ def test_a_generator_keeps_the_name_by_which_it_was_known_first():
 def test_those_of_the_process_are_not_saved():
     run = run_of(trainer_of(Model(own=torch.default_generator, other=random.SystemRandom())))
     assert run.part(Generators).save(None, None) == {}
+
+
+class Source(enum.Enum):
+    """A registry of things that draw, as members of an enum."""
+
+    ONLY = Drawing()
+
+
+@functools.lru_cache
+def the_drawing() -> Drawing:
+    """Return the one object of the program."""
+    return Drawing()
+
+
+def in_enum() -> Drawing:
+    return Source.ONLY.value
+
+
+@pytest.mark.parametrize("get", [in_enum, the_drawing], ids=["enum", "lru_cache"])
+def test_a_generator_of_an_object_that_the_program_has_once_comes_back(get):
+    class Reading(Model):
+        def training_step(self, batch, batch_idx):
+            return in_enum().rng.random() + the_drawing().rng.random()
+
+    the_drawing()
+    part = run_of(trainer_of(Reading())).part(Generators)
+    saved = part.save(None, None)
+    expected = get().rng.random()
+    part.restore(saved, Moment.TRAINING)
+    assert get().rng.random() == expected
+
+
+def test_an_object_that_a_function_keeps_is_made_by_nobody_but_the_program():
+    calls = []
+
+    @functools.lru_cache
+    def make():
+        calls.append(1)
+        return Drawing()
+
+    class Reading(Model):
+        def training_step(self, batch, batch_idx):
+            return make().rng.random()
+
+    run = run_of(trainer_of(Reading()))
+    assert run.part(Generators).save(None, None) == {} and not calls
