@@ -25,6 +25,7 @@ from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.same_run.optimizer_arguments import as_texts, labelled
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph.atoms import SCALARS
 
 SHOWS = ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor, Timer
 """Callbacks that change no result."""
@@ -100,6 +101,8 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _is_compared(name: str, value: Any) -> bool:
     """Return whether a value is a number that may change results, or a few of them."""
     elements = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict) and not SCALARS.issuperset(map(type, value)):
+        return False  # the text of an object may have its address
     return not _may_differ(name) and (
         _is_number(value)
         or (

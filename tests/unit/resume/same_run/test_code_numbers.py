@@ -58,6 +58,7 @@ def described(model=None, *callbacks) -> dict[str, str] | None:
         (True, True),
         (-0.5, True),
         (999_999_999, True),
+        ({Part(): 1}, False),  # its text has an address
         (-999_999_999, True),
         (1e9, False),
         (-1e9, False),
