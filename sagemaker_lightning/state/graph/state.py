@@ -124,15 +124,16 @@ class GraphState:
         """
         paths = self.start.paths if self.start else {}
         nodes = self.nodes()
-        if skip or is_root:
+        found = _of_classes(nodes, classes)
+        if found and (is_root or (skip and _of_classes(nodes, skip))):
             roots = self.roots().items()
             nodes = scan({name: each for name, each in roots if not is_root or is_root(name)}, skip)
-        for key, node in nodes.items():
-            if node.kind is not CODE and is_of(type(node.value), *classes):
-                path = paths.get(key)
-                if path is None or (is_root and not is_root(path)):
-                    path = node.path
-                yield path, node
+            found = _of_classes(nodes, classes)
+        for key, node in found.items():
+            path = paths.get(key)
+            if path is None or (is_root and not is_root(path)):
+                path = node.path
+            yield path, node
 
     def reached(self, *classes: type) -> Iterator[tuple[str, Any]]:
         """Yield path and object of each object of some classes that is reached now."""
@@ -363,6 +364,15 @@ class GraphState:
             for name, found in marks.items()
             if name not in left_out and all(found)
         }
+
+
+def _of_classes(nodes: Mapping[int, Node], classes: tuple[type, ...]) -> dict[int, Node]:
+    """Return the nodes of objects of some classes, but for what is of the program itself."""
+    return {
+        key: node
+        for key, node in nodes.items()
+        if node.kind is not CODE and is_of(type(node.value), *classes)
+    }
 
 
 def _in_attribute(node: Node) -> Node:
