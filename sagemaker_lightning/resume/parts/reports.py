@@ -68,6 +68,10 @@ RESULTS_KEPT = (
     "keeps results, and no checkpoint has them: a resumed run computes them again; if they depend "
     "on more than the arguments, keep them"
 )
+FILE_EMPTIED = (
+    "is a file that its opening empties, and training writes to it: a resumed run begins it again; "
+    'open it with "a", or keep what it holds'
+)
 FUNCTION_MADE = (
     "has got a function or a class while training that the model has nowhere at its start, and no "
     "checkpoint names one: a resumed run starts with what the program makes there itself; keep "
@@ -242,6 +246,8 @@ class Reports:
             if isinstance(each.value, CALLED)
             else f"{RESULTS_KEPT} in an attribute, or {HINT}"
             if isinstance(each.refused, CACHE)
+            else f"{FILE_EMPTIED} in an attribute, or {HINT}"
+            if isinstance(each.refused, io.IOBase) and not each.is_part
             else f"{self._verb(each)} {with_article(each.kind)}"
             + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
             for each in self.state.unsaved

@@ -3,6 +3,7 @@
 import contextvars
 import gc
 import hashlib
+import io
 import multiprocessing.synchronize
 import pickle
 import sys
@@ -39,6 +40,8 @@ COUNTED = threading.Semaphore, multiprocessing.synchronize.Semaphore
 PYTHONS = {"builtins", *sys.stdlib_module_names}
 OF_CODE = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType
 NUMBERS_AND_TEXT = int, float, bool, str, bytes
+LAST_STANDARD_FILE = 2
+"""The number of the standard error's file; those before it are standard, too."""
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
 
@@ -306,8 +309,20 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
         return repr(value).encode()
     if isinstance(value, memoryview):
         return b"" if id(value.obj) in known else of_bytes(value.tobytes())
+    if isinstance(value, io.IOBase):
+        return _place_in_file(value)
     pickled = _pickled(_HolderPickler if _is_holder(value) else _ShallowPickler, value, known)
     return pickled or (_pickled(_ShownPickler, value, known) if is_shown(type(value)) else b"")
+
+
+def _place_in_file(file: io.IOBase) -> bytes:
+    """Return where a file is written that its opening has emptied; b"" for any other file."""
+    is_emptied = str(getattr(file, "mode", "")).startswith(("w", "x"))
+    try:
+        is_standard = file.fileno() <= LAST_STANDARD_FILE
+        return b"" if is_standard or not is_emptied else b"%d" % file.tell()
+    except (OSError, ValueError):  # a pipe, a closed file
+        return b""
 
 
 def _pickled(pickler_class: "type[_ShallowPickler]", value: Any, known: dict[int, Any]) -> bytes:

@@ -18,6 +18,7 @@ import threading
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,6 +50,7 @@ from user_state import (
     told,
 )
 
+from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -563,7 +565,7 @@ def test_results_that_are_kept_are_reported_and_make_no_resume_differ(capsys):
 
 
 def test_what_holds_no_values_is_not_reported(capsys, tmp_path):
-    out = (tmp_path / "text").open("w")
+    out = (tmp_path / "text").open("a")
     handler = logging.StreamHandler(out)
     writer = SummaryWriter(tmp_path)
     bar = tqdm.tqdm(total=2, file=out)
@@ -605,3 +607,27 @@ def test_sets_in_another_order_are_reported_once_by_their_attribute(capsys, path
     )
     state.restore(saved)
     assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_its_opening_empties_is_reported_once_it_is_written(capsys, tmp_path):
+    """One that is read, that is appended to, or that is written by nobody, is not."""
+    (tmp_path / "read").write_text("1\n2\n")
+    with ExitStack() as files:
+        opened = {
+            mode: files.enter_context((tmp_path / name).open(mode))
+            for mode, name in (("w", "rows"), ("a", "log"), ("r", "read"), ("wb", "still"))
+        }
+        model = Model(rows=opened["w"], log=opened["a"], read=opened["r"], still=opened["wb"])
+        model.shown = sys.stdout
+        state = state_of(model)
+        assert told(capsys, state) == []
+        opened["w"].write("3\n")
+        opened["a"].write("3\n")
+        opened["r"].readline()
+        assert told(capsys, state) == [
+            "user_state.Model.rows is a file that its opening empties, and training writes to it: "
+            'a resumed run begins it again; open it with "a", or keep what it holds in an '
+            f"attribute, or {HINT}"
+        ]
+        opened["w"].write("4\n")
+        assert told(capsys, state) == []
