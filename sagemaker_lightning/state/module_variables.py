@@ -130,13 +130,22 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
                 name = f"{object_.__module__}.{object_.__qualname__}.{member._name_}"
                 found.of_functions[name] = object_graph.Added(member, PYTHONS_OF_ENUMS)
     numbers: dict[str, int] = defaultdict(int)
-    for function, is_global in _functions(found):
-        name = _numbered(function, numbers)
-        if isinstance(function, CACHE):
-            found.of_functions[f"{name}()"] = function
+    for value, is_global in _kept_by_code(found):
+        name = _numbered(_code_of(value), numbers)
+        if isinstance(value, types.FunctionType):
+            found.of_functions.update(_members_of(name, value, is_global))
+        elif isinstance(value, CACHE):
+            found.of_functions[f"{name}()"] = value
         else:
-            found.of_functions.update(_members_of(name, function, is_global))
+            found.of_functions[f"{name} (wrapped)"] = value
     return found
+
+
+def _code_of(value: Any) -> Any:
+    """Return what names a function, a partial function or an object: its code or its class."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    return value if isinstance(value, (types.FunctionType, CACHE, type)) else type(value)
 
 
 def _numbered(code: Any, numbers: dict[str, int]) -> str:
@@ -152,10 +161,11 @@ def _numbered(code: Any, numbers: dict[str, int]) -> str:
     return f"{name}#{number}" if number else name
 
 
-def _functions(mentioned: Mentioned) -> Iterator[tuple[Any, bool]]:
+def _kept_by_code(mentioned: Mentioned) -> Iterator[tuple[Any, bool]]:
     """Yield the user's functions that classes and modules have, and whether a module has each.
 
-    Those that keep one object are among them, as `functools.lru_cache` without arguments does.
+    Also functions that keep one object, as `functools.lru_cache` without arguments does, and what a
+    wrapper such as `staticmethod` holds in the place of a function.
     """
     seen_ids = set()
     classes = sorted(mentioned.classes, key=lambda each: (each.__module__, each.__qualname__))
@@ -179,6 +189,9 @@ def _functions(mentioned: Mentioned) -> Iterator[tuple[Any, bool]]:
             if isinstance(value, CACHE) and is_own(value) and not _takes_arguments(value):
                 yield value, is_global
             within = [getattr(value, name, None) for name in WRAPPED]
+            for each in within:
+                if kind_of(each) is not None and _is_held(each) and id(each) not in seen_ids:
+                    yield each, False
         else:
             continue
         waiting += [(each, False) for each in reversed(within)]

@@ -142,3 +142,21 @@ def test_an_object_that_a_function_keeps_is_made_by_nobody_but_the_program():
 
     run = run_of(trainer_of(Reading()))
     assert run.part(Generators).save(None, None) == {} and not calls
+
+
+def drawn(drawing: Drawing) -> float:
+    return drawing.rng.random()
+
+
+def test_what_a_class_wraps_comes_back():
+    class Reading(Model):
+        by_partial = staticmethod(functools.partial(drawn, Drawing()))
+
+        def training_step(self, batch, batch_idx):
+            return self.by_partial()
+
+    run = run_of(trainer_of(model := Reading()))
+    saved = run.part(Generators).save(None, None)
+    expected = model.by_partial()
+    run.part(Generators).restore(saved, Moment.TRAINING)
+    assert model.by_partial() == expected
