@@ -309,6 +309,8 @@ class ShardReader:
         self.mesh = mesh
         self.like = like
         self.files: dict[int, Mapping[str, Tensor]] = {}
+        self.taken: set[str] = set()
+        """The tensors that were read: a name is one tensor's."""
 
     def resolve(self, value: Any, *path: Any) -> Any:
         """Return dicts and lists within each other with the tensors in the place of their marks.
@@ -345,6 +347,9 @@ class ShardReader:
             UserError: It was shared out in a way that this run's mesh does not allow, or it may be
                 of several weights that are shared out differently now.
         """
+        if name in self.taken:  # a few bytes would make all of it once more
+            raise ValueError(name)
+        self.taken.add(name)
         form = self.forms[name]
         shape = torch.Size(form["shape"])
         dtype = getattr(torch, form["dtype"])
