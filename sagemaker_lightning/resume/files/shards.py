@@ -56,13 +56,18 @@ def path_of(folder: Path, step: int, number: int, rank: int, ranks: int) -> Path
 
 def paths_in(folder: Path, step: int) -> list[tuple[int, Path]]:
     """Return the numbers of the saves, and the paths, of all shards of a step in a folder."""
-    matches = [(NAME.fullmatch(path.name), path) for path in folder.glob(f"step-{step:09d}-*")]
-    return [(int(match["number"]), path) for match, path in matches if match]
+    found = ((NAME.fullmatch(path.name), path) for path in all_in(folder))
+    return [
+        (int(match["number"]), path)
+        for match, path in found
+        if match and int(match["step"]) == step
+    ]
 
 
 def all_in(folder: Path) -> list[Path]:
     """Return the paths of all shards in a folder."""
-    return [path for path in folder.glob("step-*.shard") if NAME.fullmatch(path.name)]
+    found = [path for path in folder.glob("step-*.shard") if NAME.fullmatch(path.name)]
+    return [path for path in found if path.is_file()]  # a folder is none of ours, and stays
 
 
 def remove(folder: Path, step: int, before: float = math.inf) -> None:
