@@ -67,7 +67,7 @@ def paths_in(folder: Path, step: int) -> list[tuple[int, Path]]:
 def all_in(folder: Path) -> list[Path]:
     """Return the paths of all shards in a folder."""
     found = [path for path in folder.glob("step-*.shard") if NAME.fullmatch(path.name)]
-    return [path for path in found if path.is_file()]  # a folder is none of ours, and stays
+    return [path for path in found if path.is_file()]  # a folder is not ours, and stays
 
 
 def remove(folder: Path, step: int, before: float = math.inf) -> None:
