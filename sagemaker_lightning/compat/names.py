@@ -370,12 +370,17 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "torch_unpickler": {
-        "torch": {"_weights_only_unpickler": "value"},
-        "torch._weights_only_unpickler": {
-            "Unpickler._check_set_item_target": "(self, opcode)",
-            "Unpickler.pop_mark": "(self)",
-            "_get_allowed_globals": "value",
+        "torch": {"_utils": "value", "_weights_only_unpickler": "value"},
+        "torch._utils": {
+            "_rebuild_parameter": "(data, ...)",
+            "_rebuild_parameter_with_state": "(data, ...)",
+            "_rebuild_qtensor": "(storage, ...)",
+            "_rebuild_sparse_tensor": "(layout, ...)",
+            "_rebuild_tensor_v2": "(storage, ...)",
+            "_rebuild_tensor_v3": "(storage, ...)",
         },
+        "torch._weights_only_unpickler": {"_get_allowed_globals": "value"},
+        "torch.serialization": {"_get_layout": "(name)"},
     },
     "torch_compile": {
         "torch._dynamo.config": {"recompile_limit": "value"},

@@ -16,7 +16,6 @@ PLACES = {"MT19937": 624, "Philox": 4}
 
 SPAWNED = "n_children_spawned"
 """In a state, how many generators were spawned from a generator of numpy's, if there are some."""
-MAX_SPAWNED = 1 << 20
 MIN_POOL = 4
 """Numbers that a SeedSequence mixes at least, and if nothing else is said."""
 MAX_SEED = 1 << 10
@@ -147,11 +146,23 @@ def restore(generator: Any, state: Any) -> None:
         generator.set_state(dict(state))
     else:
         generator.bit_generator.state = state
-        missing = state.get(SPAWNED, 0) - _spawned(generator)
-        if missing > MAX_SPAWNED:
-            raise ValueError(f"{missing} generators to spawn")
-        if missing > 0:  # there is no other way to count them
-            generator.bit_generator.seed_seq.spawn(missing)
+        _count_as_spawned(generator.bit_generator.seed_seq, state.get(SPAWNED, 0))
+
+
+def _count_as_spawned(seed: Any, number: Any) -> None:
+    """Let a seed count so many children, if it has fewer; to spawn a million takes seconds."""
+    if type(number) is not int or not 0 <= number < 1 << 32:
+        raise ValueError(f"{number} generators to spawn")
+    if type(seed) is not np.random.SeedSequence or number <= seed.n_children_spawned:
+        return
+    other = np.random.SeedSequence(
+        seed.entropy,
+        spawn_key=seed.spawn_key,
+        pool_size=seed.pool_size,
+        n_children_spawned=number,
+    )
+    reduced: Any = other.__reduce__()  # how pickle takes it: the state is last, or last but in it
+    seed.__setstate__(reduced[2] if len(reduced) > 2 else reduced[1][-1])  # type: ignore[attr-defined]
 
 
 def _has_place(state: Mapping[str, Any]) -> bool:

@@ -267,8 +267,6 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
         "RunLogger.experiment",
         "WriterLogger.experiment",
         "_BeforeHooks.on_save_checkpoint",
-        "_Unpickler.load",
-        "_Unpickler.pop_mark",
     ]
 
 

@@ -117,7 +117,6 @@ def with_attribute() -> torch.Tensor:
     ("make", "found"),
     [
         (with_versions, "it is small, and what it holds is not"),
-        (with_attribute, "it holds a tensor with attributes"),
         (lambda: [torch._utils._rebuild_tensor_v2], "it holds a function"),  # noqa: SLF001
         (lambda: [OrderedDict], "it holds a function"),
         (lambda: [torch.Size], "it holds a type"),
@@ -163,6 +162,104 @@ def test_keys_of_one_hash_that_are_set_one_by_one_are_not_read(tmp_path, bounded
     checkpoint_file.write(path, {}, 1, 2)
     rewrite(path, output.getvalue())
     assert "very many keys in it have one hash" in checkpoint_file.examine(path)
+
+
+TEXT = b"X\x00\x00\x10\x00" + b"a" * 2**20
+LATIN1 = b"X\x06\0\0\0latin1"
+PAIRS = b"](" + b"".join(b"M" + n.to_bytes(2, "little") + b"N\x86" for n in range(1000)) + b"e"
+NUMBERS = b"](" + b"K\1" * 100_000 + b"e"
+TWICE = b"h\1h\1\x86q\1"
+MANY = b"K\1\x85q\1" + TWICE * 60
+AGAIN = {
+    "the bytes of a text": b"c_codecs\nencode\nq\0" + TEXT + LATIN1 + b"\x86q\1",
+    "a dict of pairs": b"ccollections\nOrderedDict\nq\0" + PAIRS + b"\x85q\1",
+    "a set of a list": b"c__builtin__\nset\nq\0" + PAIRS + b"\x85q\1",
+}
+OTHERS_CALLS = {
+    "a tensor of a list": b"ctorch\nTensor\nq\0" + NUMBERS + b"\x85R",
+    "a tensor of a size": b"ctorch\nFloatTensor\nJ\0\0\0\x7f\x85R",
+    "a new tensor": b"ctorch\nFloatTensor\nJ\0\0\0\x7f\x85\x81",
+    "a mesh": b"ctorch.distributed.device_mesh\nDeviceMesh\nX\3\0\0\0cpu](K\0K\1e\x86R",
+}
+HASHED = {
+    "a key": b"}" + MANY + b"Ns",
+    "keys": b"}(" + MANY + b"NK\2Nu",
+    "deep": b"}" + b"K\1" + b"\x85" * 200_000 + b"Ns",
+    "a set": b"c__builtin__\nset\n](" + MANY + b"e\x85R",
+    "pairs": b"ccollections\nOrderedDict\n](" + MANY + b"N\x86e\x85R",
+}
+
+
+def of_pickle(path: Path, content: bytes) -> str:
+    """Return what is found wrong with a checkpoint that has a pickle."""
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as parts:
+        parts.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
+        parts.writestr("archive/version", "3\n")
+    checkpoint_file.write(path, {}, 1, 2)
+    rewrite(path, output.getvalue())
+    return checkpoint_file.examine(path)
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_is_made_of_one_value_again_and_again_is_not_read(tmp_path, bounded, name):
+    """Each of these bytes would be copied thousands of times."""
+    path = tmp_path / "step-000000001.ckpt"
+    calls = b"h\0h\1R" * 10_000
+    found = of_pickle(path, AGAIN[name] + b"](" + calls + b"e")
+    assert found == "cannot be read (it is small, and what it would make is not)"
+
+
+@pytest.mark.parametrize("name", OTHERS_CALLS)
+def test_a_checkpoint_calls_nothing_that_plain_values_do_not_need(tmp_path, bounded, name):
+    """A mesh would wait for the other processes, also before there are any."""
+    found = of_pickle(tmp_path / "step-000000001.ckpt", OTHERS_CALLS[name])
+    assert "cannot be read (it calls" in found and "is to have plain values" in found
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_no_file_makes_python_hash_a_value_again_and_again(tmp_path, bounded, name):
+    """Of 60 tuples, each has the one before twice; of 200,000, Python's stack has no room."""
+    found = of_pickle(tmp_path / "step-000000001.ckpt", HASHED[name])
+    assert found == "cannot be read (what it hashes is very much for its size)"
+
+
+def test_attributes_of_a_dict_are_no_pairs(tmp_path, bounded):
+    pairs = b"](" + MANY + b"N\x86e"
+    path = tmp_path / "step-000000001.ckpt"
+    found = of_pickle(path, b"ccollections\nOrderedDict\n)R" + pairs + b"b")
+    assert found == "cannot be read (attributes in it are not as pickle writes them)"
+
+
+def test_tuples_may_be_keys_in_many_dicts(tmp_path):
+    path = tmp_path / "step-000000001.ckpt"
+    key = tuple((number, "a") for number in range(200))
+    checkpoint_file.write(path, {ENTRIES: {"dicts": [{key: 1, "b": 2}] * 100}}, 1, 2)
+    assert checkpoint_file.examine(path) == (1, 2)
+    (found, *_) = checkpoint_file.read(path)[ENTRIES]["dicts"]
+    assert found == {key: 1, "b": 2}
+
+
+def test_a_file_has_one_list_of_its_parts(tmp_path, bounded):
+    """torch would read the other one, whose parts are compressed."""
+    archives = []
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED):
+        output = io.BytesIO()
+        with zipfile.ZipFile(output, "w", method) as parts:
+            parts.writestr("archive/data.pkl", b"\x80\x02" + TEXT + b".")
+            parts.writestr("archive/version", "3\n")
+        archives.append(output.getvalue())
+    starts = [content.rfind(b"PK\5\6") for content in archives]
+    places = [
+        content[start + 16 : start + 20] for content, start in zip(archives, starts, strict=True)
+    ]
+    path = tmp_path / "step-000000001.ckpt"
+    checkpoint_file.write(path, {}, 1, 2)
+    end = archives[1][starts[1] :].replace(places[1], places[0])
+    rewrite(path, archives[0][: starts[0]] + archives[1][: starts[1]] + end)
+    assert checkpoint_file.examine(path) == (
+        "cannot be read (it has more than one list of its parts)"
+    )
 
 
 def test_a_checkpoint_may_name_one_label_very_often(tmp_path):

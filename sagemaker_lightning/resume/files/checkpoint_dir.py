@@ -244,7 +244,7 @@ class CheckpointDir:
         Args:
             newest: The step of the checkpoint that every host has found intact.
         """
-        steps = {step for step, _ in self.checkpoints()}
+        steps = {step for step, path in self.checkpoints() if path.is_file()}
         self.intact_steps = sorted(step for step in steps if 0 <= step <= newest)
 
 

@@ -107,7 +107,7 @@ def write(path: Path, checkpoint: Mapping[str, Any], step: int = 0, number: int 
 
 
 def read(path: Path, mmap: bool = False) -> dict[str, Any]:
-    """Return the checkpoint in a file, with tensors on the CPU; it cannot run code.
+    """Return the checkpoint in a file, with tensors on the CPU; it has plain values alone.
 
     Args:
         path: The file.
@@ -116,13 +116,41 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
     Raises:
         UnpicklingError, RuntimeError, ...: torch cannot read it, or parts of it are compressed.
     """
+    with torch_unpickler.plain_values():
+        return _read(path, mmap)
+
+
+def _read(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """Return what is in a file, with tensors on the CPU; it cannot run code."""
     if zipfile.is_zipfile(path):  # as all files since torch 1.6
         with zipfile.ZipFile(path) as parts:
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
                 raise pickle.UnpicklingError("a part of it is compressed")
+            if not _has_one_directory(path, parts):
+                raise pickle.UnpicklingError("it has more than one list of its parts")
     torch_unpickler.bound()
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     return content
+
+
+def _has_one_directory(path: Path, parts: zipfile.ZipFile) -> bool:
+    """Return whether the list of parts that Python reads is the one that torch reads.
+
+    Python takes the list that lies before its end, torch the one whose place the end says. That of
+    a large file says it in two places.
+    """
+    with path.open("rb") as file:
+        file.seek(parts.start_dir)
+        end = file.read()
+    place = end.rfind(b"PK\5\6")
+    (start,) = struct.unpack_from("<I", end, place + 16)
+    if end[place - 20 : place - 16] == b"PK\6\7":
+        (of_large,) = struct.unpack_from("<Q", end, place - 12)
+        at = of_large - parts.start_dir
+        if at != place - 76 or end[at : at + 4] != b"PK\6\6":
+            return False
+        (start,) = struct.unpack_from("<Q", end, at + 48)
+    return bool(start == parts.start_dir)
 
 
 def read_footer(path: Path) -> tuple[int, int, bytes] | str:
@@ -239,7 +267,7 @@ def damage(path: Path) -> str:
     if not isinstance(footer_or_problem, str):
         return _checksum_problem(path, footer_or_problem[2])
     try:
-        read(path)
+        _read(path)
     except Exception as error:
         return f"cannot be read ({_reason(error)})"
     return ""

@@ -68,8 +68,12 @@ def load(path: Path, like: Any = None, mesh: DeviceMesh | None = None) -> Any:
         UserError: The manifest or a shard is missing or damaged.
     """
     ranks = distributed.get_world_size() if distributed.is_initialized() else 1
-    problem = "is missing" if not path.is_file() else checkpoint_file.damage(path)
-    problem = problem or shards.problem(path, mesh=[-1], ranks=ranks, own_ranks=[])
+    found = "is missing" if not path.is_file() else checkpoint_file.examine(path)
+    problem = (
+        found
+        if isinstance(found, str)
+        else shards.problem(path, mesh=[-1], ranks=ranks, own_ranks=[])
+    )
     if problem:
         raise UserError(f"{path} {problem}; expected a manifest with all its shards, as saved")
     content = checkpoint_file.read(path)

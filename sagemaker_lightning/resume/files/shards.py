@@ -56,13 +56,18 @@ def path_of(folder: Path, step: int, number: int, rank: int, ranks: int) -> Path
 
 def paths_in(folder: Path, step: int) -> list[tuple[int, Path]]:
     """Return the numbers of the saves, and the paths, of all shards of a step in a folder."""
-    matches = [(NAME.fullmatch(path.name), path) for path in folder.glob(f"step-{step:09d}-*")]
-    return [(int(match["number"]), path) for match, path in matches if match]
+    found = ((NAME.fullmatch(path.name), path) for path in all_in(folder))
+    return [
+        (int(match["number"]), path)
+        for match, path in found
+        if match and int(match["step"]) == step
+    ]
 
 
 def all_in(folder: Path) -> list[Path]:
     """Return the paths of all shards in a folder."""
-    return [path for path in folder.glob("step-*.shard") if NAME.fullmatch(path.name)]
+    found = [path for path in folder.glob("step-*.shard") if NAME.fullmatch(path.name)]
+    return [path for path in found if path.is_file()]  # a folder is not ours, and stays
 
 
 def remove(folder: Path, step: int, before: float = math.inf) -> None:
@@ -309,6 +314,8 @@ class ShardReader:
         self.mesh = mesh
         self.like = like
         self.files: dict[int, Mapping[str, Tensor]] = {}
+        self.taken: set[str] = set()
+        """The tensors that were read: a name is one tensor's."""
 
     def resolve(self, value: Any, *path: Any) -> Any:
         """Return dicts and lists within each other with the tensors in the place of their marks.
@@ -345,6 +352,9 @@ class ShardReader:
             UserError: It was shared out in a way that this run's mesh does not allow, or it may be
                 of several weights that are shared out differently now.
         """
+        if name in self.taken:  # a few bytes would make all of it once more
+            raise ValueError(name)
+        self.taken.add(name)
         form = self.forms[name]
         shape = torch.Size(form["shape"])
         dtype = getattr(torch, form["dtype"])

@@ -30,8 +30,11 @@ from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 PATHS = "best_model_path", "kth_best_model_path", "last_model_path"
 PATHS_WITH_VALUES = "best_k_models", "retired"
 """What names files in the state of a ModelCheckpoint, and of a BestModel."""
-NUMBER = r"[-+ \d.,_%]*(?:[eE][-+]?\d+|nan|inf|True|False)?"
-"""What the name of a model may have in place of a metric."""
+OF_NUMBERS = re.compile(r"[-+ \d.,_%]")
+DIGITS = re.compile(r"\d")
+POWER = re.compile(r"[eE][-+]?\d")
+NO_DIGITS = re.compile("nan|inf|True|False")
+"""What the name of a model may have in place of a metric: such characters, and one of the ends."""
 
 
 def file_names(trainer: Trainer) -> dict[str, list[str]]:
@@ -198,22 +201,46 @@ def _is_named_by(callback: ModelCheckpoint, path: str) -> bool:
     templates = [callback.filename or f"{{epoch}}{callback.CHECKPOINT_JOIN_CHAR}{{step}}"]
     templates += [callback.CHECKPOINT_NAME_LAST] if callback.save_last else []
     name = _name_below(path, callback.dirpath)
-    return any(re.fullmatch(_pattern(callback, template), name) for template in templates)
+    join = re.escape(callback.CHECKPOINT_JOIN_CHAR)
+    ending = re.compile(rf"(?:{join}v\d+)?{re.escape(callback.FILE_EXTENSION)}")
+    return any(
+        ending.fullmatch(name, place)
+        for template in templates
+        for place in _places_after(callback, template, name)
+    )
 
 
-def _pattern(callback: ModelCheckpoint, template: str) -> str:
-    """Return a pattern of the names that a callback gives by a template.
+def _places_after(callback: ModelCheckpoint, template: str, name: str) -> set[int]:
+    """Return how long the beginnings of a name are that a callback gives by a template.
 
-    `ModelCheckpoint.format_checkpoint_name` gives them: it puts numbers in place of metrics.
+    `ModelCheckpoint.format_checkpoint_name` gives them: it puts numbers in place of metrics. A
+    regular expression would try, for each number, how long all numbers before it may be.
     """
-    parts = []
+    places = {0}
     for text, metric, *_ in Formatter().parse(template):
         inserted = f"{metric}{callback.CHECKPOINT_EQUALS_CHAR}"
-        is_inserted = metric is not None and callback.auto_insert_metric_name
-        parts.append(re.escape(text + (inserted if is_inserted else "")))
-        parts.append("" if metric is None else NUMBER)
-    version = rf"(?:{re.escape(callback.CHECKPOINT_JOIN_CHAR)}v\d+)?"
-    return "".join(parts) + version + re.escape(callback.FILE_EXTENSION)
+        text += inserted if metric is not None and callback.auto_insert_metric_name else ""
+        places = {place + len(text) for place in places if name.startswith(text, place)}
+        if metric is not None:
+            places = _after_number(name, places)
+    return places
+
+
+def _after_number(name: str, starts: set[int]) -> set[int]:
+    """Return where a number may end in a name that begins at one of some places."""
+    ends = _after_run(OF_NUMBERS, name, starts)
+    of_words = {match.end() for end in ends if (match := NO_DIGITS.match(name, end))}
+    of_powers = {match.end() for end in ends if (match := POWER.match(name, end))}
+    return ends | of_words | _after_run(DIGITS, name, of_powers)
+
+
+def _after_run(characters: re.Pattern[str], name: str, starts: set[int]) -> set[int]:
+    """Return where a run of such characters may end that begins at one of some places."""
+    ends = set(starts)
+    for place in range(len(name)):
+        if place in ends and characters.match(name, place):
+            ends.add(place + 1)
+    return ends
 
 
 def _name_below(path: Any, folder: Any) -> str:

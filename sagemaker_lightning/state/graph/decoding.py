@@ -1,6 +1,5 @@
 """Restore a record: objects of the start get their content in place, others are made once."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat.torch_unpickler import HashedParts
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.state.graph import atoms, scalars, text
@@ -15,8 +15,16 @@ from sagemaker_lightning.state.graph.atoms import SCALARS, TUPLE_OF_SCALARS, is_
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
 from sagemaker_lightning.state.graph.kinds.code import FACTORIES
-from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind, has_order
-from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, says_its_state
+from sagemaker_lightning.state.graph.kinds.containers import (
+    CONTAINERS,
+    DictKind,
+    SetKind,
+    has_order,
+    hashed_in,
+    hashed_of,
+)
+from sagemaker_lightning.state.graph.kinds.memory import size_of
+from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, base_of, says_its_state
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
@@ -98,6 +106,7 @@ class _Decoder:
         self.missing: set[str] = set()
         self.kinds: list[Kind] = []
         self.entries = text.read(record["nodes"], self.tensors)
+        self.hashed = HashedParts(len(record["nodes"]) + _bytes_of(self.tensors), hashed_of)
         self.wanted = self._find_wanted()
         self.made: list[Any] = []
         self.is_made: list[bool] = []
@@ -163,7 +172,7 @@ class _Decoder:
             self.made.append(self.made_before[number])
             self.is_made.append(True)
         elif kind.fills and number in self.wanted:
-            if kind is ARRAY and content is None and math.prod(note) != len(references):
+            if kind is ARRAY and content is None and size_of(note) != len(references):
                 raise refusal(name)
             self.made.append(kind.make(note, content, self.start.classes))
             self.is_made.append(True)
@@ -216,12 +225,19 @@ class _Decoder:
         except _Missing:
             self.entries[number][1] = ""  # no object of the start has this path
             return
+        self._count_hashed(self.kinds[number], parts)
         self.made[number] = self.kinds[number].build(note, parts, self.start.classes)
         self.is_made[number] = True
 
+    def _count_hashed(self, kind: Kind, parts: list[Any]) -> None:
+        """Refuse keys of which Python would hash each part very often."""
+        if self.hashed.are_too_many(hashed_in(kind, parts)):
+            raise refusal("keys")
+
     def fill_all(self) -> None:
         """Fill all objects; first those that a dict or a set may have as keys."""
-        hashing = [isinstance(kind, (DictKind, SetKind)) for kind in self.kinds]
+        pairs = zip(self.kinds, self.made, strict=True)
+        hashing = [isinstance(_filled_as(kind, made), (DictKind, SetKind)) for kind, made in pairs]
         for is_hashing in (False, True):
             for number, kind in enumerate(self.kinds):
                 if hashing[number] is is_hashing and self.is_made[number] and kind.fills:
@@ -270,6 +286,7 @@ class _Decoder:
             raise refusal("a tensor")  # what has another form would be written beyond its memory
         if isinstance(content, dict) and "packed" in content:
             parts += elements_of(content, self.start.classes)
+        self._count_hashed(kind, parts)
         is_new = path is None and self._made_before(number) is None
         is_filled = is_new and _is_filled(content)
         kind.fill(made, note, parts, None if is_filled else content)
@@ -293,6 +310,8 @@ class _Decoder:
         if elements is None:
             note.pop("elements", None)
             note.pop("class", None)
+        if elements:
+            self._count_hashed(_filled_as(kind, self.made[number]), elements)
         kind.fill(self.made[number], note, parts + (elements or []), None)
 
     def value(self, reference: Any) -> Any:
@@ -324,6 +343,16 @@ class _Decoder:
         if first == TUPLE_OF_SCALARS:
             reference = [self.value(each) if is_id(each) else each for each in reference]
         return atoms.decode(reference, self.start.classes)
+
+
+def _filled_as(kind: Kind, made: Any) -> Kind:
+    """Return the kind of what an object holds: of a user's container, that of its base."""
+    base = base_of(owner_of(made)) if isinstance(kind, ObjectKind) else None
+    return CONTAINERS[base] if base else kind
+
+
+def _bytes_of(tensors: list[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if not tensor.is_sparse)
 
 
 def _fits(tensor: Tensor, content: Any) -> bool:

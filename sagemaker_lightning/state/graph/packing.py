@@ -350,6 +350,8 @@ def _rows(name: Any, note: Any, rows: Iterable[Any], classes: Mapping[str, type]
             yield ROWS["tuple"].build(note, row, classes)
     elif name == "object":
         kind = ObjectKind()
+        if note.keys() != {"class", "names"}:  # what else there is would be done for each row
+            raise refusal(name)
         for row in rows:
             made = kind.make(note, None, classes)
             if isinstance(made, nn.Module) or base_of(made) or len(row) != len(note["names"]):

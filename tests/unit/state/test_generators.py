@@ -53,7 +53,16 @@ def test_the_next_generator_that_is_spawned_is_another_one(name):
     assert draw(other.spawn(1)[0]) == draw(generator.spawn(1)[0])
 
 
-def test_no_more_generators_are_spawned_than_a_training_has():
+def test_to_count_children_spawns_none():
+    generator = MAKES["PCG64"]()
+    first = draw(MAKES["PCG64"]().spawn(1)[0])
+    state = generators.state_of(generator) | {generators.SPAWNED: 10**9}
+    generators.restore(generator, state)  # to spawn so many would take a day
+    assert generators.state_of(generator) == state
+    assert draw(generator.spawn(1)[0]) != first
+
+
+def test_no_more_generators_are_spawned_than_a_seed_counts():
     generator = MAKES["PCG64"]()
     state = generators.state_of(generator) | {generators.SPAWNED: 10**12}
     with pytest.raises(ValueError, match="generators to spawn"):

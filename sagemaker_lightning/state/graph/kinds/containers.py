@@ -3,13 +3,18 @@
 import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from inspect import getattr_static
 from typing import Any
 
 from sagemaker_lightning.compat.torch_modules import METADATA
+from sagemaker_lightning.compat.torch_unpickler import parts_of_tuple
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph.kinds.base import Kind, class_name, known_class, refusal
 
+GENERATED = "<string>"
+"""The file of code that Python has made of a text, as dataclasses do."""
 LEAST_ADDRESS = 1 << 32
 """No object of a 64-bit process is at a lower address, as Linux lays out its memory."""
 MAX_ALIKE = 1 << 10
@@ -56,6 +61,30 @@ def check_hashes(keys: Collection[Any]) -> None:
     """
     if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
         raise refusal("keys")
+
+
+def hashed_of(value: Any) -> Sequence[Any]:
+    """Return what Python hashes of a value each time: the parts of a tuple or of a dataclass."""
+    names = _hashed_fields(type(value))
+    return [getattr(value, name, None) for name in names] if names else parts_of_tuple(value)
+
+
+@kept
+def _hashed_fields(class_: type) -> tuple[str, ...]:
+    """Return the fields that a dataclass hashes by code that Python has made; () of another."""
+    code = getattr(class_.__hash__, "__code__", None)
+    if not is_dataclass(class_) or code is None or code.co_filename != GENERATED:
+        return ()
+    return tuple(
+        each.name for each in fields(class_) if (each.compare if each.hash is None else each.hash)
+    )
+
+
+def hashed_in(kind: Kind, parts: list[Any]) -> list[Any]:
+    """Return which parts of an object of a kind Python hashes."""
+    if isinstance(kind, DictKind):
+        return parts[::2]
+    return parts if isinstance(kind, SetKind) else []
 
 
 class ListKind(Kind):

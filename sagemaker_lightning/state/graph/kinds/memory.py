@@ -26,6 +26,8 @@ from sagemaker_lightning.state.graph.kinds.base import (
 from sagemaker_lightning.state.object_graph import has_place_for, hash_at_one_moment
 
 OF_TORCH = Tensor, nn.Parameter, DTensor
+MAX_DIMENSIONS = 64
+"""Dimensions that an array of numpy's may have."""
 MAX_FORM = 10_000
 """Characters, at most, of the text of an array's dtype."""
 
@@ -97,6 +99,16 @@ def pointer_of(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def size_of(shape: Any) -> int:
+    """Return how many elements an array of a shape has.
+
+    To multiply thousands of long numbers takes minutes.
+    """
+    if len(shape) > MAX_DIMENSIONS:
+        raise refusal("array")
+    return math.prod(shape)
 
 
 class TensorKind(Kind):
@@ -266,7 +278,7 @@ def array_of(content: Any) -> np.ndarray:
         raise refusal("array")
     if not values.numel():
         shape = content["shape"]
-        if math.prod(shape):
+        if size_of(shape):
             raise refusal("array")
         return np.empty(shape, dtype)
     return (

@@ -416,11 +416,16 @@ class CycleKind(IteratorKind):
     def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return a cycle that is as far."""
         cycle = itertools.cycle(super().build(note, parts, classes))
-        (sequence,) = parts
+        ((position,), (sequence,)) = note, parts
+        if position is None:
+            return cycle
+        if type(sequence) is not list:  # a range may be longer than the memory
+            cycle = itertools.cycle(self.begin(sequence))
+            next(itertools.islice(cycle, position, position), None)
+            return cycle
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            seen = sequence if type(sequence) is list else list(sequence)
-            cycle.__setstate__((seen, True))  # type: ignore[attr-defined]  # the stubs lack it
+            cycle.__setstate__((sequence, True))  # type: ignore[attr-defined]  # the stubs lack it
         return cycle
 
 

@@ -13,6 +13,7 @@ from checkpoint_folders import (
     flip,
     folder_of_three,  # noqa: F401  the fixture folder
     leftover,
+    state,
 )
 
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
@@ -146,6 +147,21 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
             assert f"warning: checkpoint {newer}" in output
         assert not list(directory.path.glob("*.sagemaker-ignore"))
     assert outcomes["whole"] > 500 and outcomes["error"] > 20
+
+
+def test_folders_with_the_names_of_files_stay_and_cost_nothing(folder: CheckpointDir):
+    """S3 may have objects below any name."""
+    old, shard = "step-000000005.ckpt", "step-000000099-1-rank-0000-of-0002.shard"
+    of_old = "step-000000010-1-rank-0000-of-0002.shard"
+    for each in (old, shard, of_old):
+        (folder.path / each / "object").mkdir(parents=True)
+    assert chosen(folder) == folder.path_of(30)
+    folder.note_intact(30)
+    assert folder.intact_steps == [10, 20, 30]
+    folder.save(state(40), 40, number=280)
+    assert sorted(path.name for path in folder.path.iterdir()) == sorted(
+        [old, shard, of_old, *(folder.path_of(step).name for step in (20, 30, 40))]
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.files import sharded_state
+from sagemaker_lightning.resume.files import checkpoint_file, sharded_state
+from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
 
 WHOLE = torch.arange(20.0).view(5, 4)
 
@@ -85,5 +86,17 @@ def test_a_manifest_that_is_missing_or_damaged_is_a_line(tmp_path: Path):
     with pytest.raises(UserError, match=r"step-000000005.ckpt is missing; expected a manifest"):
         sharded_state.load(path)
     path.write_bytes(b"no checkpoint")
-    with pytest.raises(UserError, match=r"step-000000005.ckpt cannot be read"):
+    with pytest.raises(UserError, match=r"step-000000005.ckpt is cut off, or not a checkpoint of"):
+        sharded_state.load(path)
+
+
+def test_a_manifest_is_not_larger_than_its_file(tmp_path: Path):
+    """It would take for ever to look for tensors in such lists."""
+    lists: list = []
+    for _ in range(60):
+        lists = [lists, lists]
+    path = tmp_path / "step-000000005.ckpt"
+    entries = {"step": 5, "number": 2, "world_size": 1, "mesh": []}
+    checkpoint_file.write(path, {"state": lists, ENTRIES_KEY: entries}, 5, 2)
+    with pytest.raises(UserError, match=r"step-000000005.ckpt is forged: it is small, and what"):
         sharded_state.load(path)

@@ -89,6 +89,13 @@ def test_one_rank_reads_what_four_have_shared_by_rows_and_columns(tmp_path: Path
     assert read(tmp_path, write(tmp_path, parts, chunks)).equal(WHOLE)
 
 
+def test_a_mark_stands_for_a_tensor_once(tmp_path: Path):
+    """A few bytes would make all of the tensor once more."""
+    reader = shards.ShardReader(tmp_path, rows(tmp_path), 0, None, lambda path: None)
+    with pytest.raises(ValueError, match="weight"):
+        reader.resolve({"state_dict": [{shards.MARK: "weight"}] * 2})
+
+
 def test_one_of_equal_parts_is_enough(tmp_path: Path):
     entries = write(tmp_path, [WHOLE, WHOLE], [[[0, 0], [5, 4]]] * 2)
     shards.path_of(tmp_path, STEP, NUMBER, 1, 2).unlink()

@@ -91,6 +91,11 @@ def test_what_was_saved_last_is_known(tmp_path):
             ["0.ckpt", "-1.5.ckpt", "12-v3.ckpt"],
             ["pretrained.ckpt", "0.pt", "v1.ckpt"],
         ),
+        (
+            {"filename": "{epoch}-{loss}-{step}", "auto_insert_metric_name": False},
+            ["1-2e+5-3.ckpt", "1-True-3-v2.ckpt", "---.ckpt"],
+            ["-" * 10_000 + "a.ckpt", "1-2e-3.ckpt.ckpt", "1-2f5-3.ckpt"],
+        ),
         ({"filename": "best"}, ["best.ckpt", "best-v1.ckpt"], ["best-of-all.ckpt", "best1.ckpt"]),
     ],
 )

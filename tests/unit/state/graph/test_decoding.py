@@ -4,6 +4,7 @@ import json
 import os
 import types
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -318,6 +319,74 @@ def test_very_many_keys_with_one_hash_are_refused(kind, parts):
     fewer = parts[: -2 if 0 in parts[1:] else -1]
     forged(model, sets("value", [1]), [kind, None, None, fewer, None])
     assert len(model.value) == MAX_ALIKE
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What Python hashes with its parts."""
+
+    first: object
+    second: object
+
+
+PAIR = {"class": "test_decoding.Pair", "names": ["first", "second"]}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["dict", None, None, [[2], 1], None],
+        ["OrderedDict", None, None, [None, None, [2], 1], None],
+        ["set", None, None, [[2]], None],
+        ["frozenset", None, None, [[2]], None],
+        ["object", None, {"class": "test_decoding.Keys", "names": []}, [[2], 1], None],
+    ],
+)
+@pytest.mark.parametrize(("kind", "note"), [("tuple", ""), ("object", PAIR)])
+def test_no_key_is_hashed_for_ever(node, kind, note):
+    """Each of 60 values has the next one twice; a program's dataclass is hashed as a tuple is."""
+    nodes = [[kind, None, note, [[3 + n], [3 + n]], None] for n in range(60)]
+    last = [kind, None, note, [0, ["builtins.range", [0, 1, 1]]], None]
+    model = Thing(value=0, pair=Pair(1, 2), keys=Keys())
+    with pytest.raises(UserError, match="^a checkpoint holds something noted as"):
+        forged(model, sets("value", [1]), node, *nodes, last)
+
+
+class Keys(dict):
+    """A dict of a user's."""
+
+
+def test_a_users_dict_has_keys_that_hash_their_attributes():
+    """What it has as keys is filled before."""
+    keys = {"class": "test_decoding.Keys", "names": [], "elements": 2}
+    node = ["object", None, keys, [[2], 1], None]
+    model = Thing(value=0, pair=Pair(1, 2), keys=Keys())
+    forged(model, sets("value", [1]), node, ["object", None, PAIR, [3, 4], None])
+    assert type(model.value) is Keys and model.value == {Pair(3, 4): 1}
+
+
+def test_keys_may_be_within_each_other():
+    """The last ones are in many keys, as the rest of a path may be."""
+    nodes = [["tuple", None, "", [[n + 3], n], None] for n in range(50)]
+    nodes += [["tuple", None, "", [["builtins.range", [0, 1, 1]]], None]]
+    keys = [[n + 2] for n in range(50)]
+    forged(model := Thing(value=0), sets("value", [1]), ["set", None, None, keys, None], *nodes)
+    assert len(model.value) == 50
+
+
+def test_an_array_has_no_thousands_of_dimensions():
+    """To multiply these would take a minute."""
+    model = Thing(value=0)
+    with pytest.raises(UserError, match="^a checkpoint holds something noted as 'array', which"):
+        forged(model, sets("value", [1]), ["array", None, [10**4000] * 2000, [], None])
+
+
+def test_a_cycle_through_a_range_takes_no_memory():
+    numbers = ["builtins.range", [0, 10**18, 1]]
+    forged(model := Thing(value=0), sets("value", [1]), ["cycle", None, [3], [numbers], None])
+    assert [next(model.value) for _ in range(2)] == [3, 4]
+    forged(model, sets("value", [1]), ["cycle", None, [1], [["builtins.range", [0, 2, 1]]], None])
+    assert [next(model.value) for _ in range(4)] == [1, 0, 1, 0]
 
 
 def test_many_keys_come_back():

@@ -264,6 +264,10 @@ FORGERIES = {
     "a column twice": (LISTS | {"columns": [{"numbers": NUMBER}] * 2}, [1, 2]),
     "scalars that are none": ({"scalars": [NUMBER]}, [1]),
     "modules": ({"kind": "object", "note": LINEAR, "columns": [SCALARS]}, [1]),
+    "what would be done for each object": (
+        {"kind": "object", "note": THING | {"names": ["a"], "order": []}, "columns": [SCALARS]},
+        [1],
+    ),
     "objects with values without names": (
         {"kind": "object", "note": THING, "columns": [SCALARS]},
         [1],
