@@ -5,9 +5,10 @@
   validation use one. A rank that waits for a peer in a collective does not, and neither does one
   that waits for a lock. A rank that loops for ever looks like a long step, and NCCL's kernels keep
   a processor busy while they wait: there, the limit of torch's collectives ends those that wait.
-- No rank trains yet, though one is about to, and the program does nothing at all: neither does it
-  use a processor, nor does it read, write or have anything from the network. A program may wait for
-  something else then, such as a database. So this takes longer, and has to be so on all hosts.
+- No rank trains yet, or none is known: the program does nothing at all, and all of its processes
+  wait for a lock, or for one another (nodes/waits.py). A program may wait for something else then,
+  such as a database, for as long as it likes. So this takes longer, and has to be so on all hosts:
+  a rank that waits for one of another host waits for a lock, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.process_stat import PARENT, process_stat
-from sagemaker_lightning.nodes import rank_progress
+from sagemaker_lightning.nodes import rank_progress, waits
 from sagemaker_lightning.nodes.rank_progress import RankProgress
 
 TICKS_PER_SECOND = 100  # sysconf(_SC_CLK_TCK) on all of Linux's architectures that PyTorch has
@@ -33,8 +35,11 @@ The watch's own messages to 500 other hosts are less.
 START_FACTOR = 3
 """How many times the limit a start may take without a sign of work.
 
-With the default limit, it is what torch's collectives wait for.
+With the default limit, it is what torch's collectives wait for. It is also how many times the limit
+a step has to take, at least, before a line says so.
 """
+LONG_PAUSE_FACTOR = 20
+"""How many times the longest one so far a step has to take before a line says so."""
 SPAN = 1.0
 """Seconds, at least, over which the share is taken: within a short time, one tick is a lot."""
 TICKS = slice(11, 15)
@@ -110,6 +115,8 @@ class HangWatch:
         self.why_idle = ""
         self.training = self._activity_of_training()
         self.start = self._activity_of_start()
+        self.said_of_start = 0.0  # since when the program did nothing, if a line has said so
+        self.said_pauses: dict[int, float] = {}  # how long the one was that a line said, by PID
         self.stopped: dict[int, float] = {}  # when each was found so, by PID
 
     def look(self, now: float) -> str:
@@ -120,10 +127,12 @@ class HangWatch:
         """
         processes = _processes()
         below = _with_children({self.program() or 0} & processes.keys(), processes)
-        starting = rank_progress.starting(self.watch) & processes.keys()
-        ranks = list(rank_progress.read(self.watch))
+        known = list(rank_progress.all_ranks(self.watch))
+        ranks = [rank for rank in known if rank.moved_at]
+        starting = {rank.pid for rank in known if not rank.moved_at} & processes.keys()
         training = [rank for rank in ranks if rank.is_training]
-        self._look_at_start(below if starting and not ranks else set(), processes, now)
+        self._look_at_start(set() if ranks else below, processes, now)
+        self._name_long_pause([rank for rank in training if rank.pid in processes], now)
         why = self._look_at_ranks(training, starting, processes, now)
         stopped = [pid for pid in sorted(below) if processes[pid][0] == STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
@@ -136,7 +145,7 @@ class HangWatch:
         return Activity((BUSY_SHARE * TICKS_PER_SECOND,))
 
     def _activity_of_start(self) -> Activity:
-        return Activity((BUSY_SHARE * TICKS_PER_SECOND, BUSY_BYTES))
+        return Activity((BUSY_SHARE * TICKS_PER_SECOND, BUSY_BYTES, 0.0))
 
     def _look_at_ranks(
         self, training: list[RankProgress], starting: set[int], processes: Processes, now: float
@@ -161,22 +170,61 @@ class HangWatch:
         )
 
     def _look_at_start(self, pids: set[int], processes: Processes, now: float) -> None:
-        """Note why these processes, which start, count as hanging."""
+        """Note why these processes, of which none trains, count as hanging.
+
+        Print a line, once, if they do nothing, and may wait for what others bring.
+        """
         if not pids:
             self.start = self._activity_of_start()
             self.why_idle = ""
         elif self.start.is_due(now):
+            parents = {pid: int(processes[pid][PARENT]) for pid in pids}
+            torchruns = waits.torchruns(parents)
             used: dict[object, tuple[float, ...]] = {
-                pid: (_ticks(processes[pid]), _bytes_moved(pid)) for pid in pids
+                pid: (
+                    _ticks(processes[pid]),
+                    _bytes_moved(pid),
+                    0 if pid in torchruns else waits.wakes(pid),
+                )
+                for pid in pids
             }
-            used["network"] = (0, _bytes_of_network())
+            used["network"] = (0, _bytes_of_network(), 0)
             seconds = self.start.seconds_without(used, now)
-            self.why_idle = (
-                f"its ranks hang before the first step: for {seconds:.0f} s, they have used no "
-                "processor, no file and no network"
-                if seconds >= START_FACTOR * self.limit
-                else ""
-            )
+            self.why_idle = ""
+            if seconds < START_FACTOR * self.limit:
+                return
+            others = [pid for pid in sorted(pids - torchruns) if not waits.waits_within(pid)]
+            if not others:
+                self.why_idle = (
+                    f"its program hangs before the first step: for {seconds:.0f} s, it has used no "
+                    "processor, no file and no network, and all of its processes wait for a lock "
+                    "or for one another"
+                )
+            elif self.said_of_start != self.start.worked_at:
+                self.said_of_start = self.start.worked_at
+                log.info(
+                    f"the program has done nothing for {seconds:.0f} s, and no step is trained "
+                    f"yet: its process {others[0]} waits for something that may still come"
+                )
+
+    def _name_long_pause(self, training: list[RankProgress], now: float) -> None:
+        """Print a line if a step takes far longer than all before it, and again at each doubling.
+
+        Nobody can tell a loop that never ends from a long step.
+        """
+        for rank in sorted(training, key=lambda rank: rank.moved_at)[:1]:
+            pause = now - rank.moved_at
+            usual = max(LONG_PAUSE_FACTOR * rank.longest_pause, START_FACTOR * self.limit)
+            said = self.said_pauses.get(rank.pid, 0.0)
+            if pause < usual:
+                self.said_pauses.pop(rank.pid, None)
+            elif pause >= 2 * said:
+                self.said_pauses[rank.pid] = pause
+                log.warning(
+                    f"the rank with PID {rank.pid} has begun and ended no batch for {pause:.0f} s, "
+                    f"after step {rank.step}; {rank.longest_pause:.0f} s was the most before: it "
+                    "may loop for ever; MaxRuntimeInSeconds ends it"
+                )
 
 
 def _processes() -> Processes:
