@@ -97,7 +97,10 @@ class Rank:
 
 
 class Standby:
-    """Starts a process that waits, once the ranks of this host train; it stays until this is left.
+    """Starts a process that waits, once a rank of this host is known; it stays until this is left.
+
+    By then, that rank has made its own imports. What the process forks has to be known, too: so all
+    ranks have to be there. They say so before they set up their data.
 
     Args:
         here: Describes the job and this host.
@@ -139,7 +142,12 @@ class Standby:
     def is_ready(self) -> bool:
         """Whether there is a process, and it can fork."""
         self._end_thread()
-        return bool(self.process and self.process.poll() is None and self.forks.exists())
+        return self._waits and bool(self.ranks) and self.forks.exists()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether there is a process."""
+        return bool(self.process and self.process.poll() is None)
 
     def run(
         self,
@@ -169,15 +177,15 @@ class Standby:
         return self.supervisor.run(command, cwd, {**variables, **new}, keeps_stdout, started)
 
     def prepare(self, watch: Path, cwd: Path) -> None:
-        """Unless there is a process, start one as soon as the ranks train.
+        """Unless there is a process that knows all ranks, start one as soon as a rank is known.
 
         Args:
             watch: The socket of this host's watch, beside which the ranks write.
             cwd: The working directory of the ranks, unless `starts_it` has changed it.
         """
-        if self.process and self.process.poll() is None:
+        if self._waits and self.ranks:
             return
-        self.why_not = "no rank had said that it trains"
+        self.why_not = "no rank had made its ExactResume"
         self.ended.clear()
         self.thread = threading.Thread(target=self._start_in_time, args=(watch, cwd), daemon=True)
         self.thread.start()
@@ -197,7 +205,7 @@ class Standby:
         if self.process and is_shared and len(self.here.hosts) > 1 and not all_fork:
             self._end_process()
             self.why_not = "another host has to start torchrun"
-        if not (self.process and self.requests):
+        if not (self.process and self.requests and self.ranks):
             log.info(f"starting it with all imports: {self.why_not}")
             return None
         port = free_port()
@@ -229,7 +237,9 @@ class Standby:
 
     def _rendezvous(self, rank: Rank, port: int) -> dict[str, str]:
         """Return the variables by which ranks find each other without their former launcher."""
-        found = {"LOCAL_RANK": str(rank.local_rank)}
+        found = {}
+        if len(self.ranks) > 1:  # one alone may start others in a later training
+            found["LOCAL_RANK"] = str(rank.local_rank)
         if TORCHRUN in rank.variables:
             found["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if len(self.here.hosts) == 1:
@@ -249,41 +259,68 @@ class Standby:
             self.thread.join()
 
     def _start_in_time(self, watch: Path, cwd: Path) -> None:
-        while not self.ended.wait(POLL_SECONDS):
-            progress = list(rank_progress.read(watch))
-            if any(rank.first_step_at for rank in progress):
-                with suppress(OSError):  # a rank has ended
-                    self._start([rank.pid for rank in progress], cwd)
-                return
+        """Start the process once a rank is known, and note the ranks once all of them are there."""
+        is_settled = False
+        while not (is_settled or self.ended.wait(POLL_SECONDS)):
+            ranks = {}
+            count = 0
+            for rank in rank_progress.all_ranks(watch):
+                with suppress(OSError):  # it has ended
+                    ranks[rank.pid] = Rank.of_process(rank.pid)
+                    count = max(count, rank.ranks)
+            is_settled = bool(ranks) and self._settle(ranks, count, cwd)
 
-    def _start(self, pids: list[int], cwd: Path) -> None:
-        """Start the process if it can stand for the launcher of these ranks; note why not."""
-        ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
-        if any(str(SCRIPT) in rank.command for rank in ranks):
+    def _settle(self, known: Mapping[int, Rank], count: int, cwd: Path) -> bool:
+        """Start the process if it can stand for the launcher of these ranks; note them, or why not.
+
+        Return whether that is settled: whether all ranks are there, or it cannot.
+
+        Args:
+            known: How each rank was started, by PID.
+            count: How many ranks there are; 0 as long as that is unknown.
+            cwd: See `prepare`.
+        """
+        ranks = sorted(known.values(), key=lambda rank: rank.local_rank)
+        is_forked = any(str(SCRIPT) in rank.command for rank in ranks)
+        if is_forked:
             ranks = self.ranks  # a forked one has the command line of its parent
-        elif not self._are_the_program(pids, ranks):
-            self.why_not = "what has started the ranks may do more than that"
-            return
-        if not all(rank.can_be_forked for rank in ranks):
-            self.why_not = f"the ranks are no scripts or modules that {sys.executable} runs"
-            return
-        if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
+        self.why_not = self._why_not(list(known), ranks, is_forked, cwd)
+        if not self.why_not:
+            if not self._waits:
+                self._start(ranks[0], cwd)
+            if not is_forked and len(ranks) != count:
+                self.why_not = "not all ranks were known yet"
+                return False
+            if [rank.local_rank for rank in ranks] == list(range(len(ranks))):
+                self.ranks = ranks
+                return True
             self.why_not = "not all ranks are known"
-            return
+        self._end_process()
+        return True
+
+    def _why_not(self, pids: list[int], ranks: list[Rank], is_forked: bool, cwd: Path) -> str:
+        """Return why these ranks cannot be forked; "" if they can."""
+        if not (is_forked or self._are_the_program(pids, ranks)):
+            return "what has started the ranks may do more than that"
+        if not all(rank.can_be_forked for rank in ranks):
+            return f"the ranks are no scripts or modules that {sys.executable} runs"
+        # The variable is that of the shell that has started it.
+        if self.starts_it and any(rank.variables.get("PWD") != str(rank.cwd) for rank in ranks):
+            return "the ranks have changed their working directory"
+        return ""
+
+    def _start(self, rank: Rank, cwd: Path) -> None:
+        """Start the process, which has what a rank has found."""
         if self.starts_it:
-            cwd = ranks[0].cwd
-            if ranks[0].variables.get("PWD") != str(cwd):  # that of the shell that has started it
-                self.why_not = "the ranks have changed their working directory"
-                return
-        self.ranks = ranks
+            cwd = rank.cwd
         self.forks.unlink(missing_ok=True)
-        imports = IMAGES_IMPORTS if ranks[0].is_of_image(cwd) else OWN_IMPORTS
+        imports = IMAGES_IMPORTS if rank.is_of_image(cwd) else OWN_IMPORTS
         command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
         self.requests, theirs = socket.socketpair()
         self.requests.settimeout(ANSWER_SECONDS)
         with theirs:
             self.process = self.supervisor.start_aside(
-                command, cwd, ranks[0].variables, theirs.fileno()
+                command, cwd, rank.variables, theirs.fileno()
             )
 
     def _are_the_program(self, pids: list[int], ranks: list[Rank]) -> bool:
