@@ -44,6 +44,8 @@ class Rank:
     variables: dict[str, str]
     cwd: Path = Path()
     """Its working directory, which it may have changed since."""
+    parent: int = 0
+    """The PID of what has started it; 0 if that is unknown."""
 
     @property
     def local_rank(self) -> int:
@@ -93,7 +95,7 @@ class Rank:
             for name in ("cmdline", "environ")
         )
         entries = dict(entry.split("=", 1) for entry in variables if "=" in entry)
-        return cls(words, entries, Path(f"/proc/{pid}/cwd").readlink())
+        return cls(words, entries, Path(f"/proc/{pid}/cwd").readlink(), _parent(pid))
 
 
 class Standby:
@@ -259,24 +261,31 @@ class Standby:
             self.thread.join()
 
     def _start_in_time(self, watch: Path, cwd: Path) -> None:
-        """Start the process once a rank is known, and note the ranks once all of them are there."""
+        """Start the process once a rank is known, and note the ranks once all of them are there.
+
+        They may be dead by then: their files stay.
+        """
+        known: dict[int, Rank] = {}
         is_settled = False
         while not (is_settled or self.ended.wait(POLL_SECONDS)):
-            ranks = {}
             count = 0
+            before = len(known)
             for rank in rank_progress.all_ranks(watch):
-                with suppress(OSError):  # it has ended
-                    ranks[rank.pid] = Rank.of_process(rank.pid)
-                    count = max(count, rank.ranks)
-            is_settled = bool(ranks) and self._settle(ranks, count, cwd)
+                count = max(count, rank.ranks)
+                if rank.pid not in known:
+                    with suppress(OSError):  # it has ended
+                        known[rank.pid] = Rank.of_process(rank.pid)
+            if known:
+                is_settled = self._settle(known, len(known) > before, count, cwd)
 
-    def _settle(self, known: Mapping[int, Rank], count: int, cwd: Path) -> bool:
+    def _settle(self, known: Mapping[int, Rank], is_new: bool, count: int, cwd: Path) -> bool:
         """Start the process if it can stand for the launcher of these ranks; note them, or why not.
 
         Return whether that is settled: whether all ranks are there, or it cannot.
 
         Args:
             known: How each rank was started, by PID.
+            is_new: Whether there is another one since the last call.
             count: How many ranks there are; 0 as long as that is unknown.
             cwd: See `prepare`.
         """
@@ -284,23 +293,26 @@ class Standby:
         is_forked = any(str(SCRIPT) in rank.command for rank in ranks)
         if is_forked:
             ranks = self.ranks  # a forked one has the command line of its parent
-        self.why_not = self._why_not(list(known), ranks, is_forked, cwd)
-        if not self.why_not:
+        if is_new:
+            if why_not := self._why_not(known, ranks, is_forked):
+                self._end_process()
+                self.why_not = why_not
+                return True
             if not self._waits:
                 self._start(ranks[0], cwd)
-            if not is_forked and len(ranks) != count:
-                self.why_not = "not all ranks were known yet"
-                return False
-            if [rank.local_rank for rank in ranks] == list(range(len(ranks))):
-                self.ranks = ranks
-                return True
+        if not is_forked and len(ranks) != count:
+            self.why_not = "not all ranks were known yet"
+            return False
+        if [rank.local_rank for rank in ranks] == list(range(len(ranks))):
+            self.ranks = ranks
+        else:
+            self._end_process()
             self.why_not = "not all ranks are known"
-        self._end_process()
         return True
 
-    def _why_not(self, pids: list[int], ranks: list[Rank], is_forked: bool, cwd: Path) -> str:
+    def _why_not(self, known: Mapping[int, Rank], ranks: list[Rank], is_forked: bool) -> str:
         """Return why these ranks cannot be forked; "" if they can."""
-        if not (is_forked or self._are_the_program(pids, ranks)):
+        if not (is_forked or self._are_the_program(known)):
             return "what has started the ranks may do more than that"
         if not all(rank.can_be_forked for rank in ranks):
             return f"the ranks are no scripts or modules that {sys.executable} runs"
@@ -323,25 +335,24 @@ class Standby:
                 command, cwd, rank.variables, theirs.fileno()
             )
 
-    def _are_the_program(self, pids: list[int], ranks: list[Rank]) -> bool:
+    def _are_the_program(self, known: Mapping[int, Rank]) -> bool:
         """Return whether these ranks are all that the program does.
 
         It is one of them, or a torchrun that has started them. What starts ranks otherwise, such as
         a shell script, may have more to do once they have ended.
 
         Args:
-            pids: Their PIDs.
-            ranks: How they were started.
+            known: How each rank was started, by PID.
         """
         if not self.supervisor.child:
             return False
-        programs = set(pids)
-        if all(TORCHRUN in rank.variables for rank in ranks):
-            programs = set(map(_parent, pids))
+        programs = {pid: rank.parent for pid, rank in known.items()}
+        if all(TORCHRUN in rank.variables for rank in known.values()):
+            programs = {rank.parent: _parent(rank.parent) for rank in known.values()}
             if len(programs) > 1:
                 return False
         return self.supervisor.child.pid in programs or any(
-            self.starts_it and self.starts_it(command_line(_parent(pid))) for pid in programs
+            self.starts_it and self.starts_it(command_line(parent)) for parent in programs.values()
         )
 
 

@@ -301,13 +301,22 @@ def trained(tmp_path):
             process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ) | each)
             started.append(process)
             count = len(variables) if count is None else count
-            record = RECORD.pack(process.pid, 0, 0, 0, 0, 0, count, 0, False, False)
-            (tmp_path / f"{PREFIX}{process.pid}").write_bytes(record)
+            note(tmp_path, process.pid, count)
 
+    def end() -> None:
+        for process in started:
+            process.kill()
+            process.wait()
+
+    start.end = end
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    end()
+
+
+def note(folder: Path, pid: int, count: int) -> None:
+    """Write what a rank does that is one of `count` on its host."""
+    record = RECORD.pack(pid, 0, 0, 0, 0, 0, count, 0, False, False)
+    (folder / f"{PREFIX}{pid}").write_bytes(record)
 
 
 def supervisor(tmp_path, program: int | None = None) -> Supervisor:
@@ -376,7 +385,10 @@ def test_a_process_begins_with_the_first_rank_and_forks_once_all_are_known(
     monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
     (tmp_path / "cat.py").write_text(CAT)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
-    (tmp_path / f"{PREFIX}1").write_bytes(RECORD.pack(2**22 + 1, *[0] * 7, False, False))
+    seen = set()
+    of_process = Rank.of_process
+    monkeypatch.setattr(Rank, "of_process", lambda pid: (of_process(pid), seen.add(pid))[0])
+    note(tmp_path, 2**22 + 1, count=0)  # one that has ended
     trained({"LOCAL_RANK": "0"}, count=0)
     program = min(rank.pid for rank in rank_progress.all_ranks(tmp_path / "ranks"))
     with Standby(SageMakerEnvironment(), supervisor(tmp_path, program)) as aside:
@@ -387,9 +399,16 @@ def test_a_process_begins_with_the_first_rank_and_forks_once_all_are_known(
         assert aside.take({}) is None and not aside.is_ready and process.poll() is None
         said = "starting it with all imports: not all ranks were known yet\n"
         assert capsys.readouterr().out == said
-        trained({"LOCAL_RANK": "1"}, count=2)
-        request = of(aside, tmp_path)
-        assert aside.process is process and len(request["ranks"]) == 2
+        trained({"LOCAL_RANK": "1"}, count=0)
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        while aside.why_not != "not all ranks were known yet":
+            time.sleep(0.01)
+        while len(seen) < 2:
+            time.sleep(0.01)
+        trained.end()  # their files stay, and one has said how many they are
+        note(tmp_path, program, count=2)
+        aside.thread.join(30)
+        assert len(aside.ranks) == 2 and aside.process is process
 
 
 def test_a_rank_alone_may_start_others_in_a_later_training(trained, tmp_path, monkeypatch):
