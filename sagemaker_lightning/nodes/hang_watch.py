@@ -5,12 +5,14 @@
   validation use one. A rank that waits for a peer in a collective does not, and neither does one
   that waits for a lock. A rank that loops for ever looks like a long step, and NCCL's kernels keep
   a processor busy while they wait: there, the limit of torch's collectives ends those that wait.
+- A rank trains, and begins and ends no batch for longer than the job says that it may.
 - No rank trains yet, or none is known: the program does nothing at all, and all of its processes
   wait for a lock, or for one another (nodes/waits.py). A program may wait for something else then,
   such as a database, for as long as it likes. So this takes longer, and has to be so on all hosts:
   a rank that waits for one of another host waits for a lock, too.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -102,15 +104,23 @@ class HangWatch:
         watch: The socket of the node's watch, beside which the ranks write.
         limit: Seconds without a sign of work after which the ranks count as hanging.
         program: Returns the PID of the program; None before there is one.
+        batch_limit: Seconds that a rank may train without beginning or ending a batch.
 
     Attributes:
         why_idle: Why the program counts as hanging at its start, if those of all hosts do; "" if it
             does not. It may wait for what another host does.
     """
 
-    def __init__(self, watch: Path, limit: float, program: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        watch: Path,
+        limit: float,
+        program: Callable[[], int | None],
+        batch_limit: float = math.inf,
+    ) -> None:
         self.watch = watch
         self.limit = limit
+        self.batch_limit = batch_limit
         self.program = program
         self.why_idle = ""
         self.training = self._activity_of_training()
@@ -132,8 +142,9 @@ class HangWatch:
         starting = {rank.pid for rank in known if not rank.moved_at} & processes.keys()
         training = [rank for rank in ranks if rank.is_training]
         self._look_at_start(set() if ranks else below, processes, now)
-        self._name_long_pause([rank for rank in training if rank.pid in processes], now)
-        why = self._look_at_ranks(training, starting, processes, now)
+        living = [rank for rank in training if rank.pid in processes and not rank.has_failed]
+        why = self._look_at_pause(living, now)
+        why = why or self._look_at_ranks(training, starting, processes, now)
         stopped = [pid for pid in sorted(below) if processes[pid][0] == STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
         for pid, since in self.stopped.items():
@@ -207,13 +218,20 @@ class HangWatch:
                     f"yet: its process {others[0]} waits for something that may still come"
                 )
 
-    def _name_long_pause(self, training: list[RankProgress], now: float) -> None:
-        """Print a line if a step takes far longer than all before it, and again at each doubling.
+    def _look_at_pause(self, training: list[RankProgress], now: float) -> str:
+        """Return why a rank counts as hanging that has not moved for long; "" if none does.
 
-        Nobody can tell a loop that never ends from a long step.
+        Nobody but the job can tell a loop that never ends from a long step. So print a line if one
+        takes far longer than all before it, and again at each doubling.
         """
         for rank in sorted(training, key=lambda rank: rank.moved_at)[:1]:
             pause = now - rank.moved_at
+            if pause >= self.batch_limit:
+                return (
+                    f"its rank with PID {rank.pid} hangs after step {rank.step}: for {pause:.0f} s,"
+                    " it has begun and ended no batch (SAGEMAKER_LIGHTNING_BATCH_TIMEOUT is "
+                    f"{self.batch_limit:.0f})"
+                )
             usual = max(LONG_PAUSE_FACTOR * rank.longest_pause, START_FACTOR * self.limit)
             said = self.said_pauses.get(rank.pid, 0.0)
             if pause < usual:
@@ -223,8 +241,10 @@ class HangWatch:
                 log.warning(
                     f"the rank with PID {rank.pid} has begun and ended no batch for {pause:.0f} s, "
                     f"after step {rank.step}; {rank.longest_pause:.0f} s was the most before: it "
-                    "may loop for ever; MaxRuntimeInSeconds ends it"
+                    "may loop for ever; MaxRuntimeInSeconds ends it, or "
+                    "SAGEMAKER_LIGHTNING_BATCH_TIMEOUT"
                 )
+        return ""
 
 
 def _processes() -> Processes:

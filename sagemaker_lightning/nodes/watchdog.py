@@ -15,6 +15,7 @@ of several with the same doubt, it is the first.
 """
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -67,6 +68,7 @@ class Watchdog:
         may_restart: Whether the program is started again if a rank dies. Then the launcher gets no
             time if a signal explains the rank's end.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
+        batch_timeout: Seconds that a rank may train without beginning or ending a batch.
         restarts: As in `Mesh`.
         program: Returns the PID of this host's program; None before there is one.
         reaped: The exit status of each process that this one has reaped, -N for signal N, by PID.
@@ -87,6 +89,7 @@ class Watchdog:
         ends_by_itself: float | None = None,
         may_restart: bool = False,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
+        batch_timeout: float = math.inf,
         restarts: int = 0,
         program: Callable[[], int | None] = lambda: None,
         reaped: Mapping[int, int] | None = None,
@@ -127,6 +130,7 @@ class Watchdog:
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
         self.hang_timeout = hang_timeout
+        self.batch_timeout = batch_timeout
         self.program = program
         self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
         self.may_restart = may_restart
@@ -328,7 +332,7 @@ class Watchdog:
 
     async def _look_for_hangs(self) -> None:
         """End the program when the ranks of this host hang."""
-        watch = HangWatch(self.path, self.hang_timeout, self.program)
+        watch = HangWatch(self.path, self.hang_timeout, self.program, self.batch_timeout)
         while not (why := watch.look(time.monotonic()) or self._why_all_idle(watch.why_idle)):
             await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
         if not self.program_has_ended:

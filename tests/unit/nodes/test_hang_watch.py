@@ -180,13 +180,28 @@ def test_a_step_that_takes_far_longer_than_all_before_is_named(start, tmp_path, 
     (tmp_path / f"rank-{process.pid}").write_bytes(RECORD.pack(*record))
     watch = watched(tmp_path)
     with caplog.at_level("INFO"):
-        watch._name_long_pause(list(rank_progress.read(watch.watch)), 4999.0)
+        watch._look_at_pause(list(rank_progress.read(watch.watch)), 4999.0)
         assert not caplog.messages
         for now in (5000.0, 5010.0, 8999.0, 9000.0):
-            watch._name_long_pause(list(rank_progress.read(watch.watch)), now)
+            watch._look_at_pause(list(rank_progress.read(watch.watch)), now)
     says = "begun and ended no batch for {} s, after step 7; 200 s was the most before"
     first, second = caplog.messages
     assert says.format(4000) in first and says.format(8000) in second
+
+
+def test_a_step_that_takes_longer_than_the_job_says_hangs(start, tmp_path):
+    """Even if it uses a processor, and another rank continues."""
+    works, continues = start("works"), start("works")
+    watch = HangWatch(tmp_path / "ranks", LIMIT, lambda: None, 900.0)
+    note(tmp_path, works.pid, moved_at=int(1000e9))
+    for now in (1899.0, 1900.0):
+        note(tmp_path, continues.pid, moved_at=int(now * 1e9))
+        why = watch.look(now)
+        assert bool(why) == (now == 1900.0)
+    assert why == (
+        f"its rank with PID {works.pid} hangs after step 7: for 900 s, it has begun and ended no "
+        "batch (SAGEMAKER_LIGHTNING_BATCH_TIMEOUT is 900)"
+    )
 
 
 def test_a_thousand_long_steps_are_not_named(tmp_path, caplog):
@@ -195,7 +210,7 @@ def test_a_thousand_long_steps_are_not_named(tmp_path, caplog):
     progress = rank_progress.RankProgress(1, 0, 7, 1.0, 1000.0, 1.0, 0, 0, True, False)
     with caplog.at_level("INFO"):
         for number in range(1000):
-            watch._name_long_pause([progress], 1000.0 + STARTS * number / 1000)
+            watch._look_at_pause([progress], 1000.0 + STARTS * number / 1000)
     assert not caplog.messages
 
 
