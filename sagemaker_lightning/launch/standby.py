@@ -28,6 +28,8 @@ SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
 """Seconds for an answer, as the process may have just begun its imports; without one, it hangs."""
+LOCAL_RANK = "LOCAL_RANK"
+"""The variable by which a rank knows that a launcher has started it."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """The variable by which torch knows that torchrun has started a process."""
 OWN_IMPORTS = ("sagemaker_lightning.resume.callback",)
@@ -50,7 +52,7 @@ class Rank:
     @property
     def local_rank(self) -> int:
         """Its number on this host; the process that starts the others has no variable for it."""
-        return int(self.variables.get("LOCAL_RANK", "0"))
+        return int(self.variables.get(LOCAL_RANK, "0"))
 
     @property
     def words(self) -> list[str]:
@@ -101,8 +103,9 @@ class Rank:
 class Standby:
     """Starts a process that waits, once a rank of this host is known; it stays until this is left.
 
-    By then, that rank has made its own imports. What the process forks has to be known, too: so all
-    ranks have to be there. They say so before they set up their data.
+    By then, that rank has made its own imports. What the process forks has to be known, too. All
+    ranks are known before they set up their data. Until then, it can fork the one that starts the
+    others by itself, as Lightning does.
 
     Args:
         here: Describes the job and this host.
@@ -123,6 +126,11 @@ class Standby:
         self.why_not = ""
         """Why there is no process."""
         self.ranks: list[Rank] = []
+        """How all ranks were started; [] as long as not all are known."""
+        self.first: list[Rank] = []
+        """How the one was started that starts the others; [] if it is unknown, or there is none."""
+        self.forked: list[Rank] = []
+        """Those that were forked last."""
         self.process: subprocess.Popen[bytes] | None = None
         self.requests: socket.socket | None = None
         """To the process."""
@@ -207,7 +215,8 @@ class Standby:
         if self.process and is_shared and len(self.here.hosts) > 1 and not all_fork:
             self._end_process()
             self.why_not = "another host has to start torchrun"
-        if not (self.process and self.requests and self.ranks):
+        self.forked = self.ranks or self.first
+        if not (self.process and self.requests and self.forked):
             log.info(f"starting it with all imports: {self.why_not}")
             return None
         port = free_port()
@@ -216,7 +225,7 @@ class Standby:
                 "command": rank.command,
                 "variables": {**rank.variables, **self._rendezvous(rank, port), **new},
             }
-            for rank in self.ranks
+            for rank in self.forked
         ]
         reading, writing = os.pipe()
         answer: Answer = {}
@@ -240,8 +249,8 @@ class Standby:
     def _rendezvous(self, rank: Rank, port: int) -> dict[str, str]:
         """Return the variables by which ranks find each other without their former launcher."""
         found = {}
-        if len(self.ranks) > 1:  # one alone may start others in a later training
-            found["LOCAL_RANK"] = str(rank.local_rank)
+        if len(self.forked) > 1:  # one alone may start others, now or in a later training
+            found[LOCAL_RANK] = str(rank.local_rank)
         if TORCHRUN in rank.variables:
             found["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if len(self.here.hosts) == 1:
@@ -289,10 +298,11 @@ class Standby:
             count: How many ranks there are; 0 as long as that is unknown.
             cwd: See `prepare`.
         """
-        ranks = sorted(known.values(), key=lambda rank: rank.local_rank)
-        is_forked = any(str(SCRIPT) in rank.command for rank in ranks)
-        if is_forked:
-            ranks = self.ranks  # a forked one has the command line of its parent
+        # A forked one has the command line of its parent.
+        started = [rank for rank in known.values() if str(SCRIPT) not in rank.command]
+        is_forked = len(started) < len(known)
+        ranks = [*self.forked[: len(known) - len(started)], *started]
+        ranks.sort(key=lambda rank: rank.local_rank)
         if is_new:
             if why_not := self._why_not(known, ranks, is_forked):
                 self._end_process()
@@ -300,7 +310,8 @@ class Standby:
                 return True
             if not self._waits:
                 self._start(ranks[0], cwd)
-        if not is_forked and len(ranks) != count:
+            self.first = [rank for rank in ranks if LOCAL_RANK not in rank.variables][:1]
+        if len(ranks) != count:
             self.why_not = "not all ranks were known yet"
             return False
         if [rank.local_rank for rank in ranks] == list(range(len(ranks))):

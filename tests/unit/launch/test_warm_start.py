@@ -411,6 +411,37 @@ def test_a_process_begins_with_the_first_rank_and_forks_once_all_are_known(
         assert len(aside.ranks) == 2 and aside.process is process
 
 
+def test_the_rank_that_starts_the_others_is_forked_alone_as_long_as_they_are_unknown(
+    trained, tmp_path, monkeypatch
+):
+    """So it is as at first: Lightning starts the others; once all are known, all are forked."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    (tmp_path / "cat.py").write_text(CAT)
+    monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
+    trained({"MINE": "x"}, count=0)
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
+        adopt_orphans()
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        while not aside.first:
+            time.sleep(0.01)
+        process = aside.process
+        first = aside.take({})
+        process.wait(30)
+        assert first.wait() == 0 and not aside.ranks
+        first.stderr.close()
+        (rank,) = json.loads((tmp_path / "asked").read_text())["ranks"]
+        assert rank["variables"]["MINE"] == "x" and "LOCAL_RANK" not in rank["variables"]
+        trained.end()
+        for file in tmp_path.glob(f"{PREFIX}*"):
+            file.unlink()
+        trained({}, script=str(tmp_path / "cat.py"), count=2)
+        trained({"LOCAL_RANK": "1", "MINE": "y"}, count=2)
+        ranks = of(aside, tmp_path)["ranks"]
+        assert [rank["variables"]["MINE"] for rank in ranks] == ["x", "y"]
+        assert [rank["variables"]["LOCAL_RANK"] for rank in ranks] == ["0", "1"]
+
+
 def test_a_rank_alone_may_start_others_in_a_later_training(trained, tmp_path, monkeypatch):
     """With the variable, Lightning would take it for one that has been started by a launcher."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
