@@ -122,12 +122,16 @@ def judge(
     failed = ProgramFailed(name, end, _ended_ranks(supervisor, watchdog))
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     lost_a_peer = failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
-    unexplained = bool(end.status) and not (failed.killed or end.stop_signal) and lost_a_peer
+    # The signal by which something other than this process has asked the program, or one of its
+    # ranks, to stop. Before the training, the others do not stop with that rank.
+    number = end.stop_signal
+    if not (number or ended_by_us):
+        statuses: list[int | None] = [end.status, failed.ranks_status]
+        if lost_a_peer and not failed.killed:
+            statuses.append(watchdog.first_status)
+        number = next((STOP_SIGNALS[each] for each in statuses if each in STOP_SIGNALS), None)
+    unexplained = bool(end.status) and not (failed.killed or number) and lost_a_peer
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
-    # The signal by which something other than this process has asked the program to stop. Where
-    # one of its ranks was asked before the training, Lightning kills the others and itself.
-    status = failed.ranks_status if end.status == -signal.SIGKILL else end.status
-    number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(status))
     unfinished = "" if end.status else _unfinished(supervisor, watchdog)
     missing = "" if end.status else missing_model()
     known = Known(

@@ -106,6 +106,8 @@ class Watchdog:
         self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
         self.launcher_pids: set[int] = set()  # the PIDs of the launchers of all ranks so far
         self.rank_processes: set[int] = set()  # file descriptors of ranks that have not ended
+        # How the first rank has ended that a launcher has started; None before, 0 if it is unknown.
+        self.first_status: int | None = None
         self.speakers: set[int] = set()  # the PIDs of all ranks that have connected so far
         self.connected: set[asyncio.StreamWriter] = set()  # all ranks whose end was not heard
         self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
@@ -308,6 +310,8 @@ class Watchdog:
         """
         self._forget_rank(process)
         status = self._exit_status(pid)
+        if self.first_status is None:
+            self.first_status = status or 0
         if status in OWN_REASONS and pid not in self.speakers:
             task = self.loop.create_task(self._act_on_death(pid, launcher_pid, status))
             self.rank_tasks.add(task)

@@ -55,7 +55,10 @@ class Watch:
 
     path = Path("/watch")
 
-    def __init__(self, ready=None, known=None, waited=None, done=None, lost_peer=False) -> None:
+    def __init__(
+        self, ready=None, known=None, waited=None, done=None, lost_peer=False, first_status=None
+    ) -> None:
+        self.first_status = first_status
         self.ready = ready
         self.known_reason = known
         self.waited = waited
@@ -417,6 +420,24 @@ ENDS = {
         {"status": -9, "stderr": "Child process with PID 7 terminated with code -2."},
         [],
         (f"{STOPPED}was killed by SIGKILL", signal.SIGINT),
+    ),
+    "a rank was stopped, which another one has lost": (
+        Watch(waited=OTHER, first_status=-15),
+        {"status": 1, "stderr": LOST_PEER},
+        [],
+        (f"{STOPPED}ended with exit status 1", signal.SIGTERM),
+    ),
+    "a rank was stopped because another one had failed": (
+        Watch(first_status=-15),
+        {"status": 1, "stderr": ACCIDENT},
+        [],
+        "train.py ended with exit status 1: KeyError: 'x'",
+    ),
+    "a rank of torchrun's was stopped": (
+        Watch(waited=OTHER),
+        {"status": 1, "stderr": f"{LOST_PEER}{RANK.format(0, 1)}{RANK.format(1, -15)}"},
+        [],
+        (f"{STOPPED}ended with exit status 1", signal.SIGTERM),
     ),
     "stopped by somebody's Ctrl-C": (
         Watch(),
