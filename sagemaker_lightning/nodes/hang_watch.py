@@ -141,7 +141,7 @@ class HangWatch:
         ranks = [rank for rank in known if rank.moved_at]
         starting = {rank.pid for rank in known if not rank.moved_at} & processes.keys()
         training = [rank for rank in ranks if rank.is_training]
-        self._look_at_start(set() if ranks else below, processes, now)
+        self._look_at_start(set() if ranks else below, starting, processes, now)
         living = [rank for rank in training if rank.pid in processes and not rank.has_failed]
         why = self._look_at_pause(living, now)
         why = why or self._look_at_ranks(training, starting, processes, now)
@@ -180,7 +180,9 @@ class HangWatch:
             "batch, and none has used a processor"
         )
 
-    def _look_at_start(self, pids: set[int], processes: Processes, now: float) -> None:
+    def _look_at_start(
+        self, pids: set[int], ranks: set[int], processes: Processes, now: float
+    ) -> None:
         """Note why these processes, of which none trains, count as hanging.
 
         Print a line, once, if they do nothing, and may wait for what others bring.
@@ -204,7 +206,12 @@ class HangWatch:
             self.why_idle = ""
             if seconds < START_FACTOR * self.limit:
                 return
-            others = [pid for pid in sorted(pids - torchruns) if not waits.waits_within(pid)]
+            of_ranks = _with_children(ranks, processes)
+            others = [
+                pid
+                for pid in sorted(pids - torchruns)
+                if not waits.waits_within(pid, pid in of_ranks)
+            ]
             if not others:
                 self.why_idle = (
                     f"its program hangs before the first step: for {seconds:.0f} s, it has used no "

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from sagemaker_lightning.process import start_notice
+
 
 class _Calls(NamedTuple):
     """The numbers of some system calls, as asm/unistd.h has them."""
@@ -25,8 +27,8 @@ CALLS = {
     "aarch64": _Calls("98", "63", frozenset({"260", "95"})),
 }
 FUTEX_TIMEOUT = 4  # the place of futex's timeout in /proc/PID/syscall, where its number is first
-OF_LIBRARIES = ("pt_", "gloo_", "NCCL", "cuda")
-"""How the names of threads begin that torch, gloo, NCCL and CUDA have.
+SERVING = ("pt_", "gloo_", "NCCL", "cuda", start_notice.THREAD)
+"""How the names of threads begin that torch, gloo, NCCL, CUDA and this package have.
 
 They serve the other threads, and bring nothing that the program waits for.
 """
@@ -34,30 +36,36 @@ TORCHRUN = b"TORCHELASTIC_RUN_ID="
 """The beginning of the variable that torchrun gives its ranks."""
 
 
-def waits_within(pid: int) -> bool:
+def waits_within(pid: int, is_rank: bool = False) -> bool:
     """Return whether a process waits for a lock, a child or a pipe, and for nothing else.
 
-    Return False where that is unknown. A lock that is waited for with a limit ends by itself: a
-    main thread that waits so does not count, other threads do.
+    Return False where that is unknown. A thread that waits for a lock with a limit may look for
+    something each time: that counts only if it is not the main thread of a rank. Loggers and
+    progress bars have such threads.
+
+    Args:
+        pid: The process.
+        is_rank: Whether it is a rank that is about to train, or has been started by one.
     """
     try:
-        return all(_waits_within(pid, thread) for thread in Path(f"/proc/{pid}/task").iterdir())
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return all(_waits_within(pid, thread, is_rank) for thread in threads)
     except OSError:
         return False
 
 
-def _waits_within(pid: int, thread: Path) -> bool:
+def _waits_within(pid: int, thread: Path, is_rank: bool) -> bool:
     """Return whether a thread waits so, or serves others; `thread` is its folder in /proc."""
     calls = CALLS.get(platform.machine())
     is_main = thread.name == str(pid)
     try:
-        if not is_main and (thread / "comm").read_text().startswith(OF_LIBRARIES):
+        if not is_main and (thread / "comm").read_text().startswith(SERVING):
             return True
         words = (thread / "syscall").read_text().split()
         if not calls or len(words) <= FUTEX_TIMEOUT:  # "running"
             return False
         if words[0] == calls.futex:
-            return not (is_main and int(words[FUTEX_TIMEOUT], 16))
+            return (is_rank and not is_main) or not int(words[FUTEX_TIMEOUT], 16)
         if words[0] == calls.read:
             file = int(words[1], 16)
             # Whoever has started the program may hold the other end of its stdin.

@@ -269,7 +269,7 @@ def settle(pid: int) -> None:
     [
         [LOCKED],
         [LOCKED, "in a child"],
-        [THREAD, "", "time.sleep(0); time.thread_time(); threading.Event().wait(600)"],
+        [THREAD, "", LOCKED],
         ["read, _ = os.pipe(); os.read(read, 1)"],
     ],
     ids=["lock", "child", "thread", "pipe"],
@@ -286,6 +286,31 @@ def test_a_start_that_waits_for_itself_hangs_once_it_has_taken_three_times_as_lo
         "its program hangs before the first step: for 1800 s, it has used no processor, no file "
         "and no network, and all of its processes wait for a lock or for one another"
     )
+
+
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_a_thread_that_waits_for_a_lock_for_a_time_may_look_for_something(
+    starts, tmp_path, is_rank
+):
+    """Those of a rank are loggers' and progress bars'."""
+    pid, why_idle = starts(THREAD, "", "threading.Event().wait(600)")
+    if not is_rank:
+        (tmp_path / f"rank-{pid}").unlink()
+    assert why_idle(1000.0) == "" and bool(why_idle(1000.0 + STARTS)) is is_rank
+
+
+def test_the_thread_that_says_what_a_start_does_brings_nothing(starts, tmp_path):
+    code = f"sys.path.insert(0, {str(ROOT)!r})\n"
+    code += "from sagemaker_lightning.process import start_notice\n"
+    code += f"start_notice.begin('importing')\n{LOCKED}"
+    pid, why_idle = starts(code)
+    (tmp_path / f"rank-{pid}").unlink()
+    while not any(
+        name.read_text() == "start-notice\n" for name in Path(f"/proc/{pid}/task").glob("*/comm")
+    ):
+        time.sleep(0.01)
+    settle(pid)
+    assert why_idle(1000.0) == "" and why_idle(1000.0 + STARTS)
 
 
 OUTSIDE = {
@@ -311,7 +336,7 @@ def test_a_start_that_waits_for_what_others_bring_does_not_hang(
     if where == "in a thread" and waits_for == OUTSIDE["a signal"]:
         pytest.skip("a thread cannot")
     if where == "in a thread" and "timeout" in waits_for:
-        pytest.skip("what a thread waits for so may be anything")
+        pytest.skip("another test has that")
     code = (
         [THREAD, "", waits_for] if where == "in a thread" else [waits_for, *filter(None, [where])]
     )
