@@ -125,6 +125,8 @@ class HangWatch:
         self.why_idle = ""
         self.training = self._activity_of_training()
         self.start = self._activity_of_start()
+        self.locked = self._activity_of_locked()
+        self.looks_outside = 0  # how often a process of the start has waited for what others bring
         self.said_of_start = 0.0  # since when the program did nothing, if a line has said so
         self.said_pauses: dict[int, float] = {}  # how long the one was that a line said, by PID
         self.stopped: dict[int, float] = {}  # when each was found so, by PID
@@ -156,7 +158,10 @@ class HangWatch:
         return Activity((BUSY_SHARE * TICKS_PER_SECOND,))
 
     def _activity_of_start(self) -> Activity:
-        return Activity((BUSY_SHARE * TICKS_PER_SECOND, BUSY_BYTES, 0.0))
+        return Activity((BUSY_SHARE * TICKS_PER_SECOND, BUSY_BYTES, 0.0, math.inf))
+
+    def _activity_of_locked(self) -> Activity:
+        return Activity((BUSY_SHARE * TICKS_PER_SECOND, BUSY_BYTES, 0.0, 0.0))
 
     def _look_at_ranks(
         self, training: list[RankProgress], starting: set[int], processes: Processes, now: float
@@ -186,44 +191,50 @@ class HangWatch:
         """Note why these processes, of which none trains, count as hanging.
 
         Print a line, once, if they do nothing, and may wait for what others bring.
+
+        Args:
+            pids: The processes of the program; none if a rank trains, or has trained.
+            ranks: The ranks that are to train.
+            processes: All processes.
+            now: The time.
         """
+        self.why_idle = ""
         if not pids:
             self.start = self._activity_of_start()
-            self.why_idle = ""
-        elif self.start.is_due(now):
-            parents = {pid: int(processes[pid][PARENT]) for pid in pids}
-            torchruns = waits.torchruns(parents)
-            used: dict[object, tuple[float, ...]] = {
-                pid: (
-                    _ticks(processes[pid]),
-                    _bytes_moved(pid),
-                    0 if pid in torchruns else waits.wakes(pid),
-                )
-                for pid in pids
-            }
-            used["network"] = (0, _bytes_of_network(), 0)
-            seconds = self.start.seconds_without(used, now)
-            self.why_idle = ""
-            if seconds < START_FACTOR * self.limit:
-                return
-            of_ranks = _with_children(ranks, processes)
-            others = [
-                pid
-                for pid in sorted(pids - torchruns)
-                if not waits.waits_within(pid, pid in of_ranks)
-            ]
-            if not others:
-                self.why_idle = (
-                    f"its program hangs before the first step: for {seconds:.0f} s, it has used no "
-                    "processor, no file and no network, and all of its processes wait for a lock "
-                    "or for one another"
-                )
-            elif self.said_of_start != self.start.worked_at:
-                self.said_of_start = self.start.worked_at
-                log.info(
-                    f"the program has done nothing for {seconds:.0f} s, and no step is trained "
-                    f"yet: its process {others[0]} waits for something that may still come"
-                )
+            self.locked = self._activity_of_locked()
+            return
+        if not self.start.is_due(now):
+            return
+        torchruns = waits.torchruns({pid: int(processes[pid][PARENT]) for pid in pids})
+        of_ranks = _with_children(ranks, processes)
+        outside = [
+            pid for pid in sorted(pids - torchruns) if not waits.waits_within(pid, pid in of_ranks)
+        ]
+        self.looks_outside += bool(outside)
+        used: dict[object, tuple[float, ...]] = {
+            pid: (
+                _ticks(processes[pid]),
+                _bytes_moved(pid),
+                0 if pid in torchruns else waits.wakes(pid),
+                0,
+            )
+            for pid in pids
+        }
+        used["looks"] = (0, 0, 0, self.looks_outside)
+        locked = self.locked.seconds_without(used, now)
+        used["network"] = (0, _bytes_of_network(), 0, 0)
+        idle = self.start.seconds_without(used, now)
+        if locked >= START_FACTOR * self.limit:
+            self.why_idle = (
+                f"its program hangs before the first step: for {locked:.0f} s, it has used no "
+                "processor and no file, and all of its processes wait for a lock or for one another"
+            )
+        elif idle >= START_FACTOR * self.limit and self.said_of_start != self.start.worked_at:
+            self.said_of_start = self.start.worked_at
+            log.info(
+                f"the program has done nothing for {idle:.0f} s, and no step is trained yet: its "
+                f"process {(outside or [*pids])[0]} waits for something that may still come"
+            )
 
     def _look_at_pause(self, training: list[RankProgress], now: float) -> str:
         """Return why a rank counts as hanging that has not moved for long; "" if none does.

@@ -283,8 +283,8 @@ def test_a_start_that_waits_for_itself_hangs_once_it_has_taken_three_times_as_lo
         (tmp_path / f"rank-{pid}").unlink()
     assert why_idle(1000.0) == why_idle(999.0 + STARTS) == ""
     assert why_idle(1000.0 + STARTS) == (
-        "its program hangs before the first step: for 1800 s, it has used no processor, no file "
-        "and no network, and all of its processes wait for a lock or for one another"
+        "its program hangs before the first step: for 1800 s, it has used no processor and no "
+        "file, and all of its processes wait for a lock or for one another"
     )
 
 
@@ -384,16 +384,38 @@ def test_a_start_that_computes_does_not_hang(starts, where):
     assert why_idle(1001.0) == why_idle(1000.0 + STARTS) == ""
 
 
-@pytest.mark.parametrize("what", ["_bytes_moved", "_bytes_of_network"])
 @pytest.mark.parametrize(("share", "hangs"), [(0.9, True), (1.1, False)])
-def test_a_start_that_reads_or_downloads_does_not_hang(starts, monkeypatch, what, share, hangs):
-    """Unless it is as little as a watch itself sends."""
+def test_a_start_that_reads_does_not_hang(starts, monkeypatch, share, hangs):
+    """Unless it is as little as a watch itself writes."""
     _, why_idle = starts(LOCKED)
-    before = getattr(hang_watch, what)
+    before = hang_watch._bytes_moved
     why_idle(1000.0)
     moved = share * BUSY_BYTES * STARTS
-    monkeypatch.setattr(hang_watch, what, lambda *of: before(*of) + moved)
+    monkeypatch.setattr(hang_watch, "_bytes_moved", lambda *of: before(*of) + moved)
     assert bool(why_idle(1000.0 + STARTS)) is hangs
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.9, True), (1.1, False)])
+def test_a_start_that_downloads_is_not_named(starts, monkeypatch, caplog, share, is_named):
+    """Where all of it waits for a lock, the network is somebody else's."""
+    for code, hangs in (("sleeps", False), (LOCKED, True)):
+        monkeypatch.setattr(hang_watch, "_bytes_of_network", lambda: 5)
+        _, why_idle = starts(code)
+        why_idle(1000.0)
+        moved = share * BUSY_BYTES * STARTS
+        monkeypatch.setattr(hang_watch, "_bytes_of_network", lambda moved=moved: 5 + moved)
+        with caplog.at_level("INFO"):
+            assert bool(why_idle(1000.0 + STARTS)) is hangs
+        assert bool(caplog.messages) is is_named
+
+
+def test_a_start_that_waits_for_others_meanwhile_has_its_time_again(starts, monkeypatch):
+    _, why_idle = starts(LOCKED)
+    why_idle(1000.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(waits, "waits_within", lambda *of: False)
+        assert why_idle(1001.0) == ""
+    assert why_idle(1000.0 + STARTS) == "" and why_idle(1001.0 + STARTS)
 
 
 def test_once_a_rank_has_begun_to_train_there_is_no_start(starts, tmp_path):
