@@ -349,8 +349,15 @@ def test_a_start_that_waits_for_what_others_bring_does_not_hang(
 
 
 def test_a_start_that_looks_now_and_then_whether_it_may_continue_does_not_hang(starts):
+    """Here, a thread of a rank looks, and has its main thread continue each time."""
     pid, why_idle = starts(
-        "while not os.path.exists('/nowhere'):\n if lock.acquire(timeout=0.05): pass",
+        "import threading\n"
+        "def look():\n"
+        " while True:\n"
+        "  threading.Event().wait(0.05)\n"
+        "  if lock.locked(): lock.release()\n"
+        "threading.Thread(target=look, daemon=True).start()\n"
+        "while True: lock.acquire()",
         settles=False,
     )
     before = waits.wakes(pid)
