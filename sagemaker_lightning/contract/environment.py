@@ -7,6 +7,7 @@ Outside SageMaker there are no such variables, and the defaults below hold.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ class SageMakerEnvironment:
     """Seconds within which all ranks end after one is lost."""
     hang_timeout: float = deadlines.HANG_ENDS_PROGRAM
     """Seconds without a sign of work after which the ranks of a host count as hanging."""
+    batch_timeout: float = math.inf
+    """Seconds that a rank may train without beginning or ending a batch."""
     torchrun: tuple[int, int] | None = None
     """Number of ranks of this node, and of all nodes.
 
@@ -159,6 +162,9 @@ class SageMakerEnvironment:
             ),
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
             hang_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_HANG_TIMEOUT", cls.hang_timeout),
+            batch_timeout=_seconds(
+                variables, "SAGEMAKER_LIGHTNING_BATCH_TIMEOUT", cls.batch_timeout
+            ),
             torchrun=_torchrun(variables),
             watch=watch(variables),
             restarts=tuple(
@@ -377,8 +383,10 @@ def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
 
     Raises UserError unless it is at least 1 and below 1,000,000.
     """
+    if name not in variables:
+        return default
     try:
-        value = float(variables.get(name, default))
+        value = float(variables[name])
     except ValueError:
         value = 0
     if not 1 <= value < 1e6:  # false for NaN, too

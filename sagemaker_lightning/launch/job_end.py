@@ -40,6 +40,7 @@ class Outcome(Enum):
     STOPPED = "it was asked to stop"
     STOPPED_ELSEWHERE = "another host, or a rank, was asked to stop"
     FAILED = "it failed"
+    UNFINISHED = "it ended well, and within its training"
     NO_MODEL = "it ended well, and has not written the model that it has to write"
     FAILED_ELSEWHERE = "another host, or a rank, is the cause"
 
@@ -67,6 +68,8 @@ class Known(NamedTuple):
     """Whether that is a request to stop."""
     killed: bool = False
     """Whether a rank was killed first. Then its launcher has asked the others to stop."""
+    is_unfinished: bool = False
+    """Whether it did not fail, and a rank of it has ended within its training."""
     lacks_model: bool = False
     """Whether it did not fail, and has not written the model that it has to write."""
 
@@ -82,6 +85,8 @@ def outcome(known: Known) -> Outcome:
         return Outcome.STOPPED
     if known.reason and counts and not is_effect:
         return Outcome.FAILED_ELSEWHERE
+    if known.is_unfinished:
+        return Outcome.STOPPED if known.asked else Outcome.UNFINISHED
     if known.lacks_model:
         return Outcome.STOPPED if known.asked else Outcome.NO_MODEL
     return Outcome.FAILED if known.failed else Outcome.SUCCESS
@@ -97,7 +102,7 @@ def judge(
 ) -> None:
     """Print how a job's program ended, and return once it has ended well on all hosts.
 
-    Raises Interrupted, OtherFailed, ProgramFailed or NoModel otherwise.
+    Raises Interrupted, OtherFailed, ProgramFailed, Unfinished or NoModel otherwise.
 
     Args:
         name: What to call the program.
@@ -117,10 +122,17 @@ def judge(
     failed = ProgramFailed(name, end, _ended_ranks(supervisor, watchdog))
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     lost_a_peer = failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
-    unexplained = bool(end.status) and not (failed.killed or end.stop_signal) and lost_a_peer
+    # The signal by which something other than this process has asked the program, or one of its
+    # ranks, to stop. Before the training, the others do not stop with that rank.
+    number = end.stop_signal
+    if not (number or ended_by_us):
+        statuses: list[int | None] = [end.status, failed.ranks_status]
+        if lost_a_peer and not failed.killed:
+            statuses.append(watchdog.first_status)
+        number = next((STOP_SIGNALS[each] for each in statuses if each in STOP_SIGNALS), None)
+    unexplained = bool(end.status) and not (failed.killed or number) and lost_a_peer
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
-    # The signal by which something other than this process has asked the program to stop.
-    number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
+    unfinished = "" if end.status else _unfinished(supervisor, watchdog)
     missing = "" if end.status else missing_model()
     known = Known(
         failed=bool(end.status),
@@ -131,6 +143,7 @@ def judge(
         reason_is_local=bool(reason and reason.is_local),
         reason_is_request=bool(reason and reason.is_request),
         killed=bool(failed.killed),
+        is_unfinished=bool(unfinished),
         lacks_model=bool(missing and needs_model),
     )
     result = outcome(known)
@@ -138,9 +151,11 @@ def judge(
         how = described(end.status, end.stop_signal)
         if end.stop_signal and supervisor.has_killed:
             how += ": that signal alone did not end it"
-        raise Interrupted(missing or f"{name} {how}", number)
+        raise Interrupted(unfinished or missing or f"{name} {how}", number)
     if result is Outcome.FAILED:
         raise failed
+    if result is Outcome.UNFINISHED:
+        raise Unfinished(unfinished)
     if result is Outcome.NO_MODEL:
         raise NoModel(missing)
     if reason and result is not Outcome.SUCCESS:
@@ -162,6 +177,23 @@ def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, 
         for rank in rank_progress.read(watchdog.path)
         if rank.pid in supervisor.statuses
     ]
+
+
+def _unfinished(supervisor: Supervisor, watchdog: Watchdog) -> str:
+    """Return which rank has ended within its training, of a program that ended well; "" if none.
+
+    The ranks are the program itself and those that it has launched. What else trains below it, the
+    program may have ended on purpose, such as a search for hyperparameters.
+    """
+    program = supervisor.child.pid if supervisor.child else 0
+    for rank in rank_progress.read(watchdog.path):
+        is_the_programs = program in (rank.pid, rank.launcher)
+        if is_the_programs and rank.is_training and not rank.has_failed:
+            return (
+                f"the rank with PID {rank.pid} ended with exit status 0 within its training, after "
+                f"step {rank.step}"
+            )
+    return ""
 
 
 def tell_hosts(
@@ -227,13 +259,26 @@ class OtherFailed(Exception):
         super().__init__(reason.why)
 
 
+EARLY = "code of the job has ended it early (os._exit(0), SystemExit or the like)"
+
+
 class NoModel(UserError):
     """The image's own program ended with exit status 0 and has written no model."""
 
     def __init__(self, missing: str) -> None:
+        super().__init__(f"{missing}: {EARLY}; return instead")
+
+
+class Unfinished(UserError):
+    """A program ended with exit status 0 within its training.
+
+    A job that counts as completed is not continued by anybody, and its model would be whatever is
+    there. The program is not started again, as it may have ended so on purpose.
+    """
+
+    def __init__(self, unfinished: str) -> None:
         super().__init__(
-            f"{missing}: code of the job has ended it early (os._exit(0), SystemExit or the like); "
-            "return instead"
+            f"{unfinished}: {EARLY}; to end a training, set trainer.should_stop = True"
         )
 
 
@@ -271,6 +316,8 @@ class ProgramFailed(Exception):
             words; "" if there is none.
         lost_a_peer: Whether the error is that a rank lost another one.
         kind: The name of the error's class; "" if stderr has none.
+        ranks_status: The exit status of the rank that its launcher names, -N for signal N; 0 if it
+            names none.
         status: The program's exit status as a shell has it: 128 + N for signal N.
         is_death: Whether a signal has ended the program, or one of its ranks.
     """
@@ -283,6 +330,7 @@ class ProgramFailed(Exception):
         rank, status = failures.ended_rank(program_end.stderr)
         if self.lost_a_peer and status not in failures.OWN_REASONS:
             rank, status = failures.least_doubtful([*ended_ranks]) or (rank, status)
+        self.ranks_status = status
         self.kind = failures.class_of(self.trace)
         # An error says more than a crash, unless the crash has led to it. A crash's own trace says
         # where it was, not why.

@@ -62,6 +62,7 @@ def watchdog(
         ends_by_itself=deadlines.RESTART_KILLS if may_restart else deadlines.ENDS_BY_ITSELF,
         may_restart=may_restart,
         hang_timeout=here.hang_timeout,
+        batch_timeout=here.batch_timeout,
         on_reason=end_program,
         restarts=len(restarts.taken),
         program=lambda: supervisor.child.pid if supervisor.child else None,

@@ -28,6 +28,8 @@ SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
 """Seconds for an answer, as the process may have just begun its imports; without one, it hangs."""
+LOCAL_RANK = "LOCAL_RANK"
+"""The variable by which a rank knows that a launcher has started it."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """The variable by which torch knows that torchrun has started a process."""
 OWN_IMPORTS = ("sagemaker_lightning.resume.callback",)
@@ -44,11 +46,13 @@ class Rank:
     variables: dict[str, str]
     cwd: Path = Path()
     """Its working directory, which it may have changed since."""
+    parent: int = 0
+    """The PID of what has started it; 0 if that is unknown."""
 
     @property
     def local_rank(self) -> int:
         """Its number on this host; the process that starts the others has no variable for it."""
-        return int(self.variables.get("LOCAL_RANK", "0"))
+        return int(self.variables.get(LOCAL_RANK, "0"))
 
     @property
     def words(self) -> list[str]:
@@ -93,11 +97,15 @@ class Rank:
             for name in ("cmdline", "environ")
         )
         entries = dict(entry.split("=", 1) for entry in variables if "=" in entry)
-        return cls(words, entries, Path(f"/proc/{pid}/cwd").readlink())
+        return cls(words, entries, Path(f"/proc/{pid}/cwd").readlink(), _parent(pid))
 
 
 class Standby:
-    """Starts a process that waits, once the ranks of this host train; it stays until this is left.
+    """Starts a process that waits, once a rank of this host is known; it stays until this is left.
+
+    By then, that rank has made its own imports. What the process forks has to be known, too. All
+    ranks are known before they set up their data. Until then, it can fork the one that starts the
+    others by itself, as Lightning does.
 
     Args:
         here: Describes the job and this host.
@@ -118,6 +126,11 @@ class Standby:
         self.why_not = ""
         """Why there is no process."""
         self.ranks: list[Rank] = []
+        """How all ranks were started; [] as long as not all are known."""
+        self.first: list[Rank] = []
+        """How the one was started that starts the others; [] if it is unknown, or there is none."""
+        self.forked: list[Rank] = []
+        """Those that were forked last."""
         self.process: subprocess.Popen[bytes] | None = None
         self.requests: socket.socket | None = None
         """To the process."""
@@ -139,7 +152,12 @@ class Standby:
     def is_ready(self) -> bool:
         """Whether there is a process, and it can fork."""
         self._end_thread()
-        return bool(self.process and self.process.poll() is None and self.forks.exists())
+        return self._waits and bool(self.ranks) and self.forks.exists()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether there is a process."""
+        return bool(self.process and self.process.poll() is None)
 
     def run(
         self,
@@ -169,15 +187,15 @@ class Standby:
         return self.supervisor.run(command, cwd, {**variables, **new}, keeps_stdout, started)
 
     def prepare(self, watch: Path, cwd: Path) -> None:
-        """Unless there is a process, start one as soon as the ranks train.
+        """Unless there is a process that knows all ranks, start one as soon as a rank is known.
 
         Args:
             watch: The socket of this host's watch, beside which the ranks write.
             cwd: The working directory of the ranks, unless `starts_it` has changed it.
         """
-        if self.process and self.process.poll() is None:
+        if self._waits and self.ranks:
             return
-        self.why_not = "no rank had said that it trains"
+        self.why_not = "no rank had made its ExactResume"
         self.ended.clear()
         self.thread = threading.Thread(target=self._start_in_time, args=(watch, cwd), daemon=True)
         self.thread.start()
@@ -197,7 +215,8 @@ class Standby:
         if self.process and is_shared and len(self.here.hosts) > 1 and not all_fork:
             self._end_process()
             self.why_not = "another host has to start torchrun"
-        if not (self.process and self.requests):
+        self.forked = self.ranks or self.first
+        if not (self.process and self.requests and self.forked):
             log.info(f"starting it with all imports: {self.why_not}")
             return None
         port = free_port()
@@ -206,7 +225,7 @@ class Standby:
                 "command": rank.command,
                 "variables": {**rank.variables, **self._rendezvous(rank, port), **new},
             }
-            for rank in self.ranks
+            for rank in self.forked
         ]
         reading, writing = os.pipe()
         answer: Answer = {}
@@ -229,7 +248,9 @@ class Standby:
 
     def _rendezvous(self, rank: Rank, port: int) -> dict[str, str]:
         """Return the variables by which ranks find each other without their former launcher."""
-        found = {"LOCAL_RANK": str(rank.local_rank)}
+        found = {}
+        if len(self.forked) > 1:  # one alone may start others, now or in a later training
+            found[LOCAL_RANK] = str(rank.local_rank)
         if TORCHRUN in rank.variables:
             found["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if len(self.here.hosts) == 1:
@@ -249,62 +270,100 @@ class Standby:
             self.thread.join()
 
     def _start_in_time(self, watch: Path, cwd: Path) -> None:
-        while not self.ended.wait(POLL_SECONDS):
-            progress = list(rank_progress.read(watch))
-            if any(rank.first_step_at for rank in progress):
-                with suppress(OSError):  # a rank has ended
-                    self._start([rank.pid for rank in progress], cwd)
-                return
+        """Start the process once a rank is known, and note the ranks once all of them are there.
 
-    def _start(self, pids: list[int], cwd: Path) -> None:
-        """Start the process if it can stand for the launcher of these ranks; note why not."""
-        ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
-        if any(str(SCRIPT) in rank.command for rank in ranks):
-            ranks = self.ranks  # a forked one has the command line of its parent
-        elif not self._are_the_program(pids, ranks):
-            self.why_not = "what has started the ranks may do more than that"
-            return
-        if not all(rank.can_be_forked for rank in ranks):
-            self.why_not = f"the ranks are no scripts or modules that {sys.executable} runs"
-            return
-        if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
+        They may be dead by then: their files stay.
+        """
+        known: dict[int, Rank] = {}
+        is_settled = False
+        while not (is_settled or self.ended.wait(POLL_SECONDS)):
+            count = 0
+            before = len(known)
+            for rank in rank_progress.all_ranks(watch):
+                count = max(count, rank.ranks)
+                if rank.pid not in known:
+                    with suppress(OSError):  # it has ended
+                        known[rank.pid] = Rank.of_process(rank.pid)
+            if known:
+                is_settled = self._settle(known, len(known) > before, count, cwd)
+
+    def _settle(self, known: Mapping[int, Rank], is_new: bool, count: int, cwd: Path) -> bool:
+        """Start the process if it can stand for the launcher of these ranks; note them, or why not.
+
+        Return whether that is settled: whether all ranks are there, or it cannot.
+
+        Args:
+            known: How each rank was started, by PID.
+            is_new: Whether there is another one since the last call.
+            count: How many ranks there are; 0 as long as that is unknown.
+            cwd: See `prepare`.
+        """
+        # A forked one has the command line of its parent.
+        started = [rank for rank in known.values() if str(SCRIPT) not in rank.command]
+        is_forked = len(started) < len(known)
+        ranks = [*self.forked[: len(known) - len(started)], *started]
+        ranks.sort(key=lambda rank: rank.local_rank)
+        if is_new:
+            if why_not := self._why_not(known, ranks, is_forked):
+                self._end_process()
+                self.why_not = why_not
+                return True
+            if not self._waits:
+                self._start(ranks[0], cwd)
+            self.first = [rank for rank in ranks if LOCAL_RANK not in rank.variables][:1]
+        if len(ranks) != count:
+            self.why_not = "not all ranks were known yet"
+            return False
+        if [rank.local_rank for rank in ranks] == list(range(len(ranks))):
+            self.ranks = ranks
+        else:
+            self._end_process()
             self.why_not = "not all ranks are known"
-            return
+        return True
+
+    def _why_not(self, known: Mapping[int, Rank], ranks: list[Rank], is_forked: bool) -> str:
+        """Return why these ranks cannot be forked; "" if they can."""
+        if not (is_forked or self._are_the_program(known)):
+            return "what has started the ranks may do more than that"
+        if not all(rank.can_be_forked for rank in ranks):
+            return f"the ranks are no scripts or modules that {sys.executable} runs"
+        # The variable is that of the shell that has started it.
+        if self.starts_it and any(rank.variables.get("PWD") != str(rank.cwd) for rank in ranks):
+            return "the ranks have changed their working directory"
+        return ""
+
+    def _start(self, rank: Rank, cwd: Path) -> None:
+        """Start the process, which has what a rank has found."""
         if self.starts_it:
-            cwd = ranks[0].cwd
-            if ranks[0].variables.get("PWD") != str(cwd):  # that of the shell that has started it
-                self.why_not = "the ranks have changed their working directory"
-                return
-        self.ranks = ranks
+            cwd = rank.cwd
         self.forks.unlink(missing_ok=True)
-        imports = IMAGES_IMPORTS if ranks[0].is_of_image(cwd) else OWN_IMPORTS
+        imports = IMAGES_IMPORTS if rank.is_of_image(cwd) else OWN_IMPORTS
         command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
         self.requests, theirs = socket.socketpair()
         self.requests.settimeout(ANSWER_SECONDS)
         with theirs:
             self.process = self.supervisor.start_aside(
-                command, cwd, ranks[0].variables, theirs.fileno()
+                command, cwd, rank.variables, theirs.fileno()
             )
 
-    def _are_the_program(self, pids: list[int], ranks: list[Rank]) -> bool:
+    def _are_the_program(self, known: Mapping[int, Rank]) -> bool:
         """Return whether these ranks are all that the program does.
 
         It is one of them, or a torchrun that has started them. What starts ranks otherwise, such as
         a shell script, may have more to do once they have ended.
 
         Args:
-            pids: Their PIDs.
-            ranks: How they were started.
+            known: How each rank was started, by PID.
         """
         if not self.supervisor.child:
             return False
-        programs = set(pids)
-        if all(TORCHRUN in rank.variables for rank in ranks):
-            programs = set(map(_parent, pids))
+        programs = {pid: rank.parent for pid, rank in known.items()}
+        if all(TORCHRUN in rank.variables for rank in known.values()):
+            programs = {rank.parent: _parent(rank.parent) for rank in known.values()}
             if len(programs) > 1:
                 return False
         return self.supervisor.child.pid in programs or any(
-            self.starts_it and self.starts_it(command_line(_parent(pid))) for pid in programs
+            self.starts_it and self.starts_it(command_line(parent)) for parent in programs.values()
         )
 
 

@@ -2,7 +2,7 @@
 
     python sagemaker_lightning/launch/warm_start.py FILE MODULE ...
 
-launch/standby.py starts it while the ranks train. It imports the modules, too, makes FILE once it
+launch/standby.py starts it once a rank is known. It imports the modules, too, makes FILE once it
 can fork, and gets a request on the socket that is its stdin each time that the ranks have died. It
 forks a launcher, which forks each rank, and ends as they do. A rank runs the program's script at
 once. This process stays for the next time. It has no thread of Python's and has not touched a GPU:
@@ -200,10 +200,11 @@ def become(command: list[str], variables: dict[str, str]) -> None:
     random.seed()
     numpy.random.seed()
     # Lightning reads the rank once, when it is imported.
-    rank = int(variables.get("RANK", variables["LOCAL_RANK"]))
+    local_rank = variables.get("LOCAL_RANK", "0")
+    rank = int(variables.get("RANK", local_rank))
     # Its environment in /proc is that of the process that it was forked from.
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:  # noqa: PTH123
-        name.write(f"{RANK_NAME}{variables['LOCAL_RANK']}")
+        name.write(f"{RANK_NAME}{local_rank}")
     rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning keeps it on the function
 
 

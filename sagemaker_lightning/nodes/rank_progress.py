@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-RECORD = struct.Struct("<5q?")
+RECORD = struct.Struct("<8q2?")
 PREFIX = "rank-"
 
 
@@ -29,9 +29,17 @@ class RankProgress:
     first_step_at: float
     """When its first batch was done."""
     moved_at: float
-    """When it last began or ended a batch, of a training or of a validation."""
+    """When it last began or ended a batch while it trained, or began or ended to train."""
+    longest_pause: float
+    """The most seconds between two such moments so far."""
+    ranks: int
+    """How many ranks its host has; 0 before all of them are there."""
+    launcher: int
+    """The PID of the process that has started it as one of several ranks; 0 if none has."""
     is_training: bool
     """Whether its training has begun and has not ended."""
+    has_failed: bool
+    """Whether an error has ended its training."""
 
 
 class ProgressFile:
@@ -39,24 +47,33 @@ class ProgressFile:
 
     Args:
         watch: The socket of the node's watch, beside which the file is made; None for no file.
+        ranks: How many ranks this host has; 0 before all of them are there.
 
     Attributes:
         began_with: The optimizer step with which the training began.
         first_step_at: When its first batch was done, in ns of time.monotonic_ns(); 0 before.
     """
 
-    def __init__(self, watch: Path | None) -> None:
+    def __init__(self, watch: Path | None, ranks: int = 0) -> None:
         self.memory: mmap.mmap | None = None
-        self.began_with = self.first_step_at = 0
-        self.is_training = False
+        self.ranks = ranks
+        self.began_with = self.step = 0
+        self.first_step_at = self.moved_at = self.longest_pause = 0
+        self.is_training = self.has_failed = False
         if not (watch and watch.parent.is_dir()):
             return
         with suppress(OSError):  # without it, the watch knows less of this rank
             self.pid = os.getpid()
+            self.launcher = os.getppid() if "LOCAL_RANK" in os.environ else 0
             with watch.with_name(f"{PREFIX}{self.pid}").open("w+b") as file:
                 file.truncate(RECORD.size)
                 self.memory = mmap.mmap(file.fileno(), RECORD.size)
-            RECORD.pack_into(self.memory, 0, self.pid, 0, 0, 0, 0, False)
+            self._write()
+
+    def note_ranks(self, ranks: int) -> None:
+        """Note how many ranks this host has; all of them are there."""
+        self.ranks = ranks
+        self._write()
 
     def begin(self, step: int) -> None:
         """Note that the training begins, with an optimizer step."""
@@ -69,17 +86,41 @@ class ProgressFile:
         self.first_step_at = self.first_step_at or time.monotonic_ns()
         self.move(step)
 
+    def move(self, step: int) -> None:
+        """Note that this rank continues, if it trains."""
+        if self.is_training:
+            now = time.monotonic_ns()
+            self.longest_pause = max(self.longest_pause, now - (self.moved_at or now))
+            self.moved_at, self.step = now, step
+            self._write()
+
     def end(self, step: int) -> None:
         """Note that the training has ended: what comes now may take as long as it likes."""
-        self.is_training = False
         self.move(step)
+        self.is_training = False
+        self._write()
 
-    def move(self, step: int) -> None:
-        """Note that this rank continues."""
+    def fail(self) -> None:
+        """Note that an error has ended the training."""
+        self.has_failed = True
+        self._write()
+
+    def _write(self) -> None:
         if self.memory:
-            moved_at = time.monotonic_ns()
-            record = (self.pid, self.began_with, step, self.first_step_at, moved_at)
-            RECORD.pack_into(self.memory, 0, *record, self.is_training)
+            RECORD.pack_into(
+                self.memory,
+                0,
+                self.pid,
+                self.began_with,
+                self.step,
+                self.first_step_at,
+                self.moved_at,
+                self.longest_pause,
+                self.ranks,
+                self.launcher,
+                self.is_training,
+                self.has_failed,
+            )
 
 
 def read(watch: Path) -> Iterator[RankProgress]:
@@ -93,15 +134,6 @@ def read(watch: Path) -> Iterator[RankProgress]:
     return (rank for rank in all_ranks(watch) if rank.moved_at)
 
 
-def starting(watch: Path) -> set[int]:
-    """Return the PIDs of the ranks that have not begun to train yet; some may have ended.
-
-    Args:
-        watch: The socket of the node's watch.
-    """
-    return {rank.pid for rank in all_ranks(watch) if not rank.moved_at}
-
-
 def all_ranks(watch: Path) -> Iterator[RankProgress]:
     """Yield what the ranks of a node have written, also before they train and after their end.
 
@@ -110,6 +142,7 @@ def all_ranks(watch: Path) -> Iterator[RankProgress]:
     """
     for file in watch.parent.glob(f"{PREFIX}*"):
         with suppress(OSError, struct.error):
-            pid, began_with, step, first, moved, is_training = RECORD.unpack(file.read_bytes())
+            pid, began_with, step, first, moved, pause, *others = RECORD.unpack(file.read_bytes())
             if pid:
-                yield RankProgress(pid, began_with, step, first / 1e9, moved / 1e9, is_training)
+                seconds = (first / 1e9, moved / 1e9, pause / 1e9)
+                yield RankProgress(pid, began_with, step, *seconds, *others)

@@ -15,6 +15,7 @@ of several with the same doubt, it is the first.
 """
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -67,6 +68,7 @@ class Watchdog:
         may_restart: Whether the program is started again if a rank dies. Then the launcher gets no
             time if a signal explains the rank's end.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
+        batch_timeout: Seconds that a rank may train without beginning or ending a batch.
         restarts: As in `Mesh`.
         program: Returns the PID of this host's program; None before there is one.
         reaped: The exit status of each process that this one has reaped, -N for signal N, by PID.
@@ -87,6 +89,7 @@ class Watchdog:
         ends_by_itself: float | None = None,
         may_restart: bool = False,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
+        batch_timeout: float = math.inf,
         restarts: int = 0,
         program: Callable[[], int | None] = lambda: None,
         reaped: Mapping[int, int] | None = None,
@@ -103,6 +106,8 @@ class Watchdog:
         self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
         self.launcher_pids: set[int] = set()  # the PIDs of the launchers of all ranks so far
         self.rank_processes: set[int] = set()  # file descriptors of ranks that have not ended
+        # How the first rank has ended that a launcher has started; None before, 0 if it is unknown.
+        self.first_status: int | None = None
         self.speakers: set[int] = set()  # the PIDs of all ranks that have connected so far
         self.connected: set[asyncio.StreamWriter] = set()  # all ranks whose end was not heard
         self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
@@ -127,6 +132,7 @@ class Watchdog:
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
         self.hang_timeout = hang_timeout
+        self.batch_timeout = batch_timeout
         self.program = program
         self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
         self.may_restart = may_restart
@@ -304,6 +310,8 @@ class Watchdog:
         """
         self._forget_rank(process)
         status = self._exit_status(pid)
+        if self.first_status is None:
+            self.first_status = status or 0
         if status in OWN_REASONS and pid not in self.speakers:
             task = self.loop.create_task(self._act_on_death(pid, launcher_pid, status))
             self.rank_tasks.add(task)
@@ -328,7 +336,7 @@ class Watchdog:
 
     async def _look_for_hangs(self) -> None:
         """End the program when the ranks of this host hang."""
-        watch = HangWatch(self.path, self.hang_timeout, self.program)
+        watch = HangWatch(self.path, self.hang_timeout, self.program, self.batch_timeout)
         while not (why := watch.look(time.monotonic()) or self._why_all_idle(watch.why_idle)):
             await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
         if not self.program_has_ended:

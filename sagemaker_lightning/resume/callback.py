@@ -414,6 +414,7 @@ class ExactResume(EarlyCallback):
             parent_process.end_with_launcher(os.environ)
         if stage != "fit" or is_search_only(trainer):
             return
+        self.container_restarts.ranks_are_there(trainer)
         strategy = trainer.strategy
         # A strategy that loads checkpoints after its setup has states of its own kind, such as
         # DeepSpeed's, which is a DDPStrategy, too.
@@ -529,6 +530,7 @@ class ExactResume(EarlyCallback):
         Raises:
             Interrupted: It is an error, and a stop was requested before it.
         """
+        self.container_restarts.training_fails(exception)
         if self.run:
             self.run.fails()
         number = self.signals.number

@@ -20,9 +20,13 @@ class ContainerRestarts:
         self.environment = environment
         self.progress = ProgressFile(environment.watch)
 
+    def ranks_are_there(self, trainer: Trainer) -> None:
+        """Note how many ranks this host has; all of them have begun."""
+        self.progress.note_ranks(trainer.world_size // trainer.num_nodes)
+
     def training_begins(self, trainer: Trainer) -> None:
         """Note that a training begins, with an optimizer step."""
-        self.progress = ProgressFile(self.environment.watch)
+        self.progress = ProgressFile(self.environment.watch, self.progress.ranks)
         self.progress.begin(steps_done(trainer))
 
     def moves(self, trainer: Trainer) -> None:
@@ -44,6 +48,14 @@ class ContainerRestarts:
     def training_ends(self, trainer: Trainer) -> None:
         """Note that the training has ended."""
         self.progress.end(steps_done(trainer))
+
+    def training_fails(self, error: BaseException) -> None:
+        """Note that an error has left the training: whoever catches it knows that it has not ended.
+
+        A program that ends by sys.exit(0) within its training does not say so.
+        """
+        if not (isinstance(error, SystemExit) and error.code in (0, None)):
+            self.progress.fail()
 
     def all(self) -> list[ContainerRestart]:
         """Return the restarts; the newest with what it has cost."""

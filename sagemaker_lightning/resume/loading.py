@@ -64,6 +64,7 @@ def choose(run: "Run") -> Path | None:
             ranks=trainer.world_size,
             own_ranks=own_ranks,
         ),
+        is_restart=bool(run.environment.restarts),
     )
 
 

@@ -383,6 +383,7 @@ def choose_checkpoint(
     reads_files: bool,
     missing_file: Callable[[Path], str],
     shard_problem: Callable[[Path], str] = lambda path: "",
+    is_restart: bool = False,
 ) -> Path | None:
     """Return the newest checkpoint that every host has intact; None without any.
 
@@ -396,6 +397,7 @@ def choose_checkpoint(
         missing_file: Returns which file belongs to a checkpoint and is missing or damaged; "" if
             none is.
         shard_problem: Returns which shard of a checkpoint is missing or damaged; "" if none is.
+        is_restart: See selection.newest_common.
 
     Raises:
         UserError: See selection.newest_common. All ranks raise it.
@@ -406,7 +408,7 @@ def choose_checkpoint(
     while True:
         hosts = [known for known in gather(survey.known() if survey else None) if known]
         try:
-            chosen = newest_common(hosts, folder.label)
+            chosen = newest_common(hosts, folder.label, is_restart)
         except UserError:
             if survey:
                 survey.report(len(hosts))

@@ -42,8 +42,13 @@ class HostCheckpoints:
     other_formats: tuple[tuple[str, int], ...] = ()
 
 
-def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointId | None:
+def newest_common(
+    hosts: Sequence[HostCheckpoints], setting: str, is_restart: bool = False
+) -> CheckpointId | None:
     """Return the newest checkpoint that every host has; None if no disk has any file of one.
+
+    Return None, too, if a program was started again in its containers, and a host has none: it has
+    died before its first one was written, which other hosts may have written.
 
     A checkpoint that is incomplete on a host is used only if all that the hosts have in common are:
     a copy of the folder, such as SageMaker's to S3, may have a checkpoint and not yet the file that
@@ -55,6 +60,7 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
     Args:
         hosts: What each host has, in the same order on all ranks.
         setting: The setting of the folder and its value, as messages have them.
+        is_restart: Whether the program was started again in its containers.
 
     Raises:
         UserError: There are checkpoints, but none that every host has, or one of another format.
@@ -77,7 +83,10 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
         for problem in host.problems
     ]
     on_disk = [[save for save in host.saves if save not in host.in_memory] for host in hosts]
-    if not problems and not any(on_disk):
+    has_had_none = [
+        not saves and not host.problems for saves, host in zip(on_disk, hosts, strict=True)
+    ]
+    if all(has_had_none) or (is_restart and any(has_had_none)):
         return None
     found = [
         f"{host.host} has {f'step {saves[0].step}' if saves else 'none'}"

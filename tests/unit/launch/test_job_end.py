@@ -7,12 +7,22 @@ from sagemaker_lightning.launch.job_end import Known, Outcome, outcome
 REASON = {"reason": True}
 OF_A_RANK = REASON | {"reason_is_local": True}
 TO_STOP = REASON | {"reason_is_request": True}
+UNFINISHED = {"is_unfinished": True}
 NO_MODEL = {"lacks_model": True}
 CASES = {
     "it ended well": ({}, Outcome.SUCCESS),
     "it failed": ({"failed": True}, Outcome.FAILED),
     "it was asked to stop": ({"failed": True, "asked": True}, Outcome.STOPPED),
     "it was asked to stop, and ended well first": ({"asked": True}, Outcome.SUCCESS),
+    "it ended within its training": (UNFINISHED | NO_MODEL, Outcome.UNFINISHED),
+    "it ended within its training, because it was asked to stop": (
+        UNFINISHED | {"asked": True},
+        Outcome.STOPPED,
+    ),
+    "it ended within its training, and another host failed": (
+        UNFINISHED | REASON,
+        Outcome.FAILED_ELSEWHERE,
+    ),
     "it wrote no model": (NO_MODEL, Outcome.NO_MODEL),
     "it wrote no model, because it was asked to stop": (
         NO_MODEL | {"asked": True},

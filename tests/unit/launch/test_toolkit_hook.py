@@ -25,8 +25,10 @@ from sagemaker_lightning.launch.job_end import (
     NoModel,
     OtherFailed,
     ProgramFailed,
+    Unfinished,
 )
 from sagemaker_lightning.launch.restarts import Restarts
+from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.messages import Fault
 from sagemaker_lightning.process import threads
@@ -40,6 +42,8 @@ OTHER = StopReason("host algo-2: boom", is_local=False)
 OWN = StopReason("a rank failed: boom", is_local=True)
 REQUEST = StopReason("interrupted, resume from step 3: SIGTERM", is_local=False, is_request=True)
 FLAGS = {"lr": "0.1"}
+PROGRAM = 4711
+"""The PID of the program."""
 
 
 class Left(BaseException):
@@ -51,7 +55,10 @@ class Watch:
 
     path = Path("/watch")
 
-    def __init__(self, ready=None, known=None, waited=None, done=None, lost_peer=False) -> None:
+    def __init__(
+        self, ready=None, known=None, waited=None, done=None, lost_peer=False, first_status=None
+    ) -> None:
+        self.first_status = first_status
         self.ready = ready
         self.known_reason = known
         self.waited = waited
@@ -167,6 +174,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             stop_came_first=bool(stop_signal) and stop_came_first,
             has_killed=has_killed,
             statuses={},
+            child=SimpleNamespace(pid=PROGRAM),
         )
         log.begin()
         monkeypatch.setenv("SAGEMAKER_PROGRAM", program)
@@ -401,6 +409,36 @@ ENDS = {
         [],
         (f"{STOPPED}ended with exit status 143", signal.SIGTERM),
     ),
+    "a rank of Lightning's was stopped, and Lightning has killed the program": (
+        Watch(),
+        {"status": -9, "stderr": "Child process with PID 7 terminated with code 143."},
+        [],
+        (f"{STOPPED}was killed by SIGKILL", signal.SIGTERM),
+    ),
+    "a rank of Lightning's was killed by a signal to stop": (
+        Watch(),
+        {"status": -9, "stderr": "Child process with PID 7 terminated with code -2."},
+        [],
+        (f"{STOPPED}was killed by SIGKILL", signal.SIGINT),
+    ),
+    "a rank was stopped, which another one has lost": (
+        Watch(waited=OTHER, first_status=-15),
+        {"status": 1, "stderr": LOST_PEER},
+        [],
+        (f"{STOPPED}ended with exit status 1", signal.SIGTERM),
+    ),
+    "a rank was stopped because another one had failed": (
+        Watch(first_status=-15),
+        {"status": 1, "stderr": ACCIDENT},
+        [],
+        "train.py ended with exit status 1: KeyError: 'x'",
+    ),
+    "a rank of torchrun's was stopped": (
+        Watch(waited=OTHER),
+        {"status": 1, "stderr": f"{LOST_PEER}{RANK.format(0, 1)}{RANK.format(1, -15)}"},
+        [],
+        (f"{STOPPED}ended with exit status 1", signal.SIGTERM),
+    ),
     "stopped by somebody's Ctrl-C": (
         Watch(),
         {"status": -2},
@@ -446,6 +484,37 @@ def test_what_the_end_of_a_program_comes_to(run, log, watch, end, asked, result)
     else:
         assert ended.startswith(("train.py: ended with exit status ", "train.py: was killed by SI"))
     assert (f"warning: {WITHOUT_MODEL}" in ended) == ("done" in asked)
+
+
+@pytest.mark.parametrize(
+    ("pid", "launcher", "trains", "has_failed", "is_unfinished"),
+    [
+        (PROGRAM, 0, True, False, True),
+        (PROGRAM + 1, PROGRAM, True, False, True),
+        (PROGRAM, 0, False, False, False),
+        (PROGRAM, 0, True, True, False),  # whoever has caught the error knows
+        (PROGRAM + 1, 0, True, False, False),  # such as a trial that the program has ended
+    ],
+)
+def test_a_program_that_ends_within_its_training_has_not_ended_well(
+    run, tmp_path, pid, launcher, trains, has_failed, is_unfinished
+):
+    watch = Watch()
+    watch.path = tmp_path / "ranks"
+    record = rank_progress.RECORD.pack(pid, 0, 7, 1, 1, 0, 0, launcher, trains, has_failed)
+    (tmp_path / f"rank-{pid}").write_bytes(record)
+    if not is_unfinished:
+        run(watch)
+        return
+    with pytest.raises(Unfinished) as raised:
+        run(watch)
+    assert str(raised.value) == (
+        f"the rank with PID {pid} ended with exit status 0 within its training, after step 7: code "
+        "of the job has ended it early (os._exit(0), SystemExit or the like); to end a training, "
+        "set trainer.should_stop = True"
+    )
+    with pytest.raises(Interrupted, match=f"^interrupted, resume from step 7: the rank .*{pid} "):
+        run(watch, stop_signal=signal.SIGTERM)
 
 
 def test_a_program_that_was_asked_to_stop_says_how_it_ended(run, log):

@@ -286,28 +286,43 @@ requests.sendall(json.dumps({"pid": pid}).encode() + b"\\n")
 
 @pytest.fixture
 def trained(tmp_path):
-    """A function that starts processes that look like ranks which train."""
+    """A function that starts processes that look like ranks which are about to train.
+
+    They know how many they are, unless `count` says otherwise.
+    """
     started = []
     (tmp_path / "mine.py").write_text(WAITS)
 
-    def start(*variables: dict, flags: tuple = (), script: str = "mine.py") -> None:
+    def start(
+        *variables: dict, flags: tuple = (), script: str = "mine.py", count: int | None = None
+    ) -> None:
         for each in variables:
             command = [sys.executable, *flags, script, "--a=1"]
             process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ) | each)
             started.append(process)
-            record = RECORD.pack(process.pid, 0, 1, 1, 1, True)
-            (tmp_path / f"{PREFIX}{process.pid}").write_bytes(record)
+            count = len(variables) if count is None else count
+            note(tmp_path, process.pid, count)
 
+    def end() -> None:
+        for process in started:
+            process.kill()
+            process.wait()
+
+    start.end = end
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    end()
+
+
+def note(folder: Path, pid: int, count: int) -> None:
+    """Write what a rank does that is one of `count` on its host."""
+    record = RECORD.pack(pid, 0, 0, 0, 0, 0, count, 0, False, False)
+    (folder / f"{PREFIX}{pid}").write_bytes(record)
 
 
 def supervisor(tmp_path, program: int | None = None) -> Supervisor:
-    """Return one whose program has a PID: that of a rank that trains, if it is not given."""
+    """Return one whose program has a PID: that of a rank, if it is not given."""
     found = Supervisor()
-    pid = program or next(rank_progress.read(tmp_path / "ranks")).pid
+    pid = program or next(rank_progress.all_ranks(tmp_path / "ranks")).pid
     found.child = SimpleNamespace(pid=pid)
     return found
 
@@ -361,6 +376,78 @@ def test_ranks_that_were_forked_are_started_again_as_at_first(trained, tmp_path,
         for rank in request["ranks"]:
             del rank["variables"]["MASTER_PORT"]
     assert again == first and first["ranks"][1]["variables"]["MINE"] == "1"
+
+
+def test_a_process_begins_with_the_first_rank_and_forks_once_all_are_known(
+    trained, tmp_path, monkeypatch, capsys
+):
+    """So it is ready when the ranks begin to train: what dies then is forked."""
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    (tmp_path / "cat.py").write_text(CAT)
+    monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
+    seen = set()
+    of_process = Rank.of_process
+    monkeypatch.setattr(Rank, "of_process", lambda pid: (of_process(pid), seen.add(pid))[0])
+    note(tmp_path, 2**22 + 1, count=0)  # one that has ended
+    trained({"LOCAL_RANK": "0"}, count=0)
+    program = min(rank.pid for rank in rank_progress.all_ranks(tmp_path / "ranks"))
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path, program)) as aside:
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        while not aside.process:
+            time.sleep(0.01)
+        process = aside.process
+        assert aside.take({}) is None and not aside.is_ready and process.poll() is None
+        said = "starting it with all imports: not all ranks were known yet\n"
+        assert capsys.readouterr().out == said
+        trained({"LOCAL_RANK": "1"}, count=0)
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        while aside.why_not != "not all ranks were known yet":
+            time.sleep(0.01)
+        while len(seen) < 2:
+            time.sleep(0.01)
+        trained.end()  # their files stay, and one has said how many they are
+        note(tmp_path, program, count=2)
+        aside.thread.join(30)
+        assert len(aside.ranks) == 2 and aside.process is process
+
+
+def test_the_rank_that_starts_the_others_is_forked_alone_as_long_as_they_are_unknown(
+    trained, tmp_path, monkeypatch
+):
+    """So it is as at first: Lightning starts the others; once all are known, all are forked."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    (tmp_path / "cat.py").write_text(CAT)
+    monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
+    trained({"MINE": "x"}, count=0)
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path)) as aside:
+        adopt_orphans()
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        while not aside.first:
+            time.sleep(0.01)
+        process = aside.process
+        first = aside.take({})
+        process.wait(30)
+        assert first.wait() == 0 and not aside.ranks
+        first.stderr.close()
+        (rank,) = json.loads((tmp_path / "asked").read_text())["ranks"]
+        assert rank["variables"]["MINE"] == "x" and "LOCAL_RANK" not in rank["variables"]
+        trained.end()
+        for file in tmp_path.glob(f"{PREFIX}*"):
+            file.unlink()
+        trained({}, script=str(tmp_path / "cat.py"), count=2)
+        trained({"LOCAL_RANK": "1", "MINE": "y"}, count=2)
+        ranks = of(aside, tmp_path)["ranks"]
+        assert [rank["variables"]["MINE"] for rank in ranks] == ["x", "y"]
+        assert [rank["variables"]["LOCAL_RANK"] for rank in ranks] == ["0", "1"]
+
+
+def test_a_rank_alone_may_start_others_in_a_later_training(trained, tmp_path, monkeypatch):
+    """With the variable, Lightning would take it for one that has been started by a launcher."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    trained({"MINE": "x"})
+    (rank,) = asked(tmp_path, monkeypatch)["ranks"]
+    assert "LOCAL_RANK" not in rank["variables"]
 
 
 def test_ranks_of_lightnings_own_launcher(trained, tmp_path, monkeypatch):
@@ -501,7 +588,7 @@ def test_where_a_shell_has_started_ranks_is_known_if_they_are_still_there(
 def test_ranks_that_are_not_all_known_start_with_all_imports(
     trained, tmp_path, monkeypatch, capsys
 ):
-    trained({"LOCAL_RANK": "1"})
+    trained({"LOCAL_RANK": "1"}, {"LOCAL_RANK": "2"})
     assert asked(tmp_path, monkeypatch) is None
     assert ": not all ranks are known\n" in capsys.readouterr().out
 

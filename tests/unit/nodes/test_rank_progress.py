@@ -3,9 +3,13 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.rank_progress import ProgressFile
+from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 
 
 def test_what_a_killed_rank_has_reached(tmp_path):
@@ -30,13 +34,40 @@ def test_a_rank_that_has_not_trained(tmp_path):
     assert (rank.step, rank.first_step_at, rank.is_training) == (4, 0.0, True)
 
 
-def test_a_rank_that_has_not_begun_to_train(tmp_path):
+def test_a_rank_that_has_not_begun_to_train(tmp_path, monkeypatch):
+    """What it does meanwhile, such as a check by some batches of a validation, is no training."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
     watch = tmp_path / "ranks"
     progress = ProgressFile(watch)
+    progress.note_ranks(4)
+    progress.move(0)
     assert list(rank_progress.read(watch)) == []
-    assert rank_progress.starting(watch) == {os.getpid()}
+    (rank,) = rank_progress.all_ranks(watch)
+    assert (rank.pid, rank.ranks, rank.launcher) == (os.getpid(), 4, os.getppid())
     progress.begin(4)
-    assert rank_progress.starting(watch) == set() and len(list(rank_progress.read(watch))) == 1
+    assert len(list(rank_progress.read(watch))) == 1
+
+
+def test_the_longest_time_between_two_batches(tmp_path, monkeypatch):
+    progress = ProgressFile(tmp_path / "ranks")
+    for now in (5, 6, 9, 11):
+        monkeypatch.setattr(time, "monotonic_ns", lambda now=now: now * 10**9)
+        progress.begin(4) if now == 5 else progress.move(4)
+    (rank,) = rank_progress.read(tmp_path / "ranks")
+    assert (rank.moved_at, rank.longest_pause) == (11.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "fails"),
+    [(KeyError(), True), (KeyboardInterrupt(), True), (SystemExit(143), True)]
+    + [(SystemExit(), False), (SystemExit(0), False)],
+)
+def test_an_error_that_leaves_a_training_is_not_the_end_that_sys_exit_is(error, fails, tmp_path):
+    restarts = ContainerRestarts(SimpleNamespace(watch=tmp_path / "ranks"))
+    restarts.progress.begin(4)
+    restarts.training_fails(error)
+    (rank,) = rank_progress.read(tmp_path / "ranks")
+    assert (rank.is_training, rank.has_failed) == (True, fails)
 
 
 def test_a_training_that_has_ended(tmp_path):

@@ -64,6 +64,18 @@ def rank(watch) -> Iterator:
         process.stdout.close()
 
 
+def test_how_the_first_rank_has_ended_is_known(watch, rank):
+    """Where it was asked to stop, the others only lose it."""
+    first, second = rank("starts"), rank("starts")
+    assert becomes_true(lambda: len(watch.rank_processes) == 2)
+    assert watch.first_status is None
+    first.terminate()
+    assert becomes_true(lambda: watch.first_status == -signal.SIGTERM)
+    second.send_signal(signal.SIGINT)
+    assert becomes_true(lambda: not watch.rank_processes)
+    assert watch.first_status == -signal.SIGTERM
+
+
 @pytest.mark.parametrize("how", ["starts", "trains"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_death_ends_the_program_whose_launcher_does_not(watch, rank, how, number):

@@ -87,6 +87,25 @@ def test_without_a_common_checkpoint_a_run_does_not_start_again(hosts: list, lin
     )
 
 
+@pytest.mark.parametrize("is_restart", [True, False])
+@pytest.mark.parametrize(
+    ("hosts", "begins"),
+    [
+        ([host("a", TEN), host("b")], True),
+        ([host("a", TEN), host("b", THIRTY, in_memory={THIRTY})], True),
+        ([host("a", TEN), host("b", problems=("one is damaged",))], False),
+        ([host("a", TEN), host("b", OTHER_TEN)], False),
+    ],
+)
+def test_hosts_that_died_while_they_wrote_their_first_checkpoint(hosts, begins, is_restart):
+    """In the same containers, nothing but that explains why a host has none."""
+    if begins and is_restart:
+        assert newest_common(hosts, "folder", is_restart) is None
+        return
+    with pytest.raises(UserError, match="found checkpoints, but none"):
+        newest_common(hosts, "folder", is_restart)
+
+
 @pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
 def test_another_format_is_refused_on_all_hosts(version: int):
     """Another format on one host is refused on all hosts.
