@@ -11,8 +11,10 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
+from sagemaker_lightning.contract.environment import failure_file
 from sagemaker_lightning.contract.environment import place as host_and_rank
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import report_uncaught
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.gather import gather
@@ -58,6 +60,7 @@ class ShardedDataset(Dataset[Any]):
         cache_bytes: int = 32 * 2**30,
         divided: bool = False,
     ) -> None:
+        report_uncaught(failure_file(), host_and_rank())  # in a loop without a Trainer, too
         self.location = str(location)
         self.transform = transform
         origin = source(self.location)
