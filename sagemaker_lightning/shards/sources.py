@@ -190,9 +190,9 @@ class Bucket(Source):
         number = 0
         while True:
             number += 1
-            attempt = Attempt(lambda attempt: ask(_client(os.getpid()), attempt))
             try:
-                return attempt.result(READ_TIMEOUT)
+                client = _client(os.getpid())  # it takes long on a busy machine: no fault of S3's
+                return Attempt(functools.partial(ask, client)).result(READ_TIMEOUT)
             except Exception as error:
                 code, patience = _judged(error)
                 if patience is None:
