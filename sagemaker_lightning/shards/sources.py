@@ -203,7 +203,7 @@ class Bucket(Source):
             pause = _pause(number)
             if now + pause > first + patience:
                 times = f", {number} times in {now - first:.0f} s" if number > 1 else ""
-                advice = ADVICE.get(code, "look at the network, and at the job's role")
+                advice = ADVICE.get(code) or _advice(problem)
                 raise UserError(f"{problem}{times}; {advice}")
             if code in REFUSALS:
                 _client.cache_clear()  # a new one takes new credentials
@@ -212,7 +212,9 @@ class Bucket(Source):
             time.sleep(pause)
 
     def _problem(self, name: str, error: Exception) -> str:
-        what = f"S3 says {printable(str(error))[:300]}"
+        # It is asked again by `_tried`, which counts.
+        text = str(error).replace(" (reached max retries: 0)", "")
+        what = f"S3 says {printable(text)[:300]}"
         if isinstance(error, Overdue):
             what = f"S3 has sent nothing, or less than {CHUNK >> 10} KiB, in {READ_TIMEOUT:.0f} s"
         return f"{self.name_of(name) if name else self.location}: {what}"
@@ -286,15 +288,24 @@ def _client(process: int) -> Any:
         )
     except ValueError as error:  # of a setting
         text = printable(str(error))[:300]
-        names = [
-            name
-            for name, value in sorted(os.environ.items())
-            if name.startswith("AWS_") and value and value in text
-        ]
         raise UserError(
-            f"{' or '.join(names) or '~/.aws/config'}: found {text}, expected a setting that boto3 "
-            "takes for S3; correct it, or leave it out"
+            f"{' or '.join(_variables_in(text)) or '~/.aws/config'}: found {text}, expected a "
+            "setting that boto3 takes for S3; correct it, or leave it out"
         ) from None
+
+
+def _advice(problem: str) -> str:
+    """Return what to do about a problem that has no advice of its own."""
+    return ", and ".join(["look at the network, and at the job's role", *_variables_in(problem)])
+
+
+def _variables_in(text: str) -> list[str]:
+    """Return the names of AWS's variables whose values a text has."""
+    return [
+        name
+        for name, value in sorted(os.environ.items())
+        if name.startswith("AWS_") and len(value) > 4 and value in text
+    ]
 
 
 @functools.lru_cache(maxsize=1)

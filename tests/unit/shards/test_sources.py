@@ -115,7 +115,8 @@ def test_an_address_that_nobody_answers_at_is_asked_again(s3, monkeypatch):
 @pytest.mark.parametrize(("status", "least", "most"), [(503, 40, 60), (403, 5, 10)])
 def test_a_fault_that_stays_ends_in_time(s3, status, least, most):
     s3.fault = lambda key, number: (status, "AccessDenied" if status == 403 else "SlowDown")
-    with pytest.raises(UserError, match=r"s3://data/train/a.tar: S3 says .*, \d+ times in \d+ s;"):
+    says = r"s3://data/train/a.tar: S3 says [^:]* operation: refused, \d+ times in \d+ s;"
+    with pytest.raises(UserError, match=says):
         read()
     assert least < sources.time.past <= most
     assert s3.asked[f"{tar_shards.BUCKET}/train/a.tar"] < 20
@@ -147,6 +148,13 @@ def test_an_endpoint_of_credentials_that_fails_is_asked_again(
         assert read() == b"2345"
         return
     with pytest.raises(UserError, match=r"a.tar: S3 says Error when retrieving credentials.*times"):
+        read()
+
+
+def test_an_address_that_is_none_is_one_line_that_names_the_variable(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:99999")
+    sources._client.cache_clear()
+    with pytest.raises(UserError, match=r"^s3://.*a.tar: S3 says .*, and AWS_ENDPOINT_URL$"):
         read()
 
 
