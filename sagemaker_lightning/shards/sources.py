@@ -183,10 +183,10 @@ class Bucket(Source):
     def _tried(self, name: str, ask: Callable[[Any, Attempt], Any]) -> Any:
         """Return what `ask` returns for a client and an attempt, tried again where that may help.
 
-        An attempt ends after READ_TIMEOUT without progress, and none is begun more than PATIENCE
-        after the first one's end.
+        An attempt ends after READ_TIMEOUT without progress. The last one begins PATIENCE after the
+        first one's end.
         """
-        first = 0.0
+        since: dict[float, float] = {}  # when each patience began
         number = 0
         while True:
             number += 1
@@ -199,9 +199,12 @@ class Bucket(Source):
                     raise
                 problem = self._problem(name, error)
             now = time.monotonic()
-            first = first or now
-            pause = _pause(number)
-            if now + pause > first + patience:
+            first = since.setdefault(PATIENCE, now)
+            since.setdefault(patience, now)
+            if patience > REFUSED_PATIENCE:
+                since.pop(REFUSED_PATIENCE, None)  # S3 does not refuse any more
+            left = min(begun + seconds for seconds, begun in since.items()) - now
+            if left <= 0:
                 times = f", {number} times in {now - first:.0f} s" if number > 1 else ""
                 advice = ADVICE.get(code) or _advice(problem)
                 raise UserError(f"{problem}{times}; {advice}")
@@ -209,7 +212,7 @@ class Bucket(Source):
                 _client.cache_clear()  # a new one takes new credentials
             if now > first + SAY_AFTER:
                 _say_retried(f"{problem}; it is tried again, for {patience:.0f} s in all")
-            time.sleep(pause)
+            time.sleep(min(_pause(number), left))
 
     def _problem(self, name: str, error: Exception) -> str:
         # It is asked again by `_tried`, which counts.
