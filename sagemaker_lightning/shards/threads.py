@@ -106,6 +106,6 @@ def start(function: Callable[[], None], name: str) -> None:
         threading.Thread(target=function, name=name, daemon=True).start()
     except RuntimeError as error:
         raise UserError(
-            f"S3: {error}; expected room for 32 threads in each process that reads shards; look at "
-            "`ulimit -u`, or use fewer data workers"
+            f"S3: {error}; expected room for 64 threads in each process that reads shards; look at "
+            "`ulimit -u` and `ulimit -v`, or use fewer data workers"
         ) from None

@@ -81,5 +81,5 @@ def test_a_process_that_may_have_no_more_threads_is_one_line(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(UserError, match="can't start new thread; expected room for 32 threads"):
+    with pytest.raises(UserError, match="can't start new thread; expected room for 64 threads"):
         threads.mapped(str, [1], 1)
