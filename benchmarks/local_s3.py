@@ -19,9 +19,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 PIECE = 2**16  # bytes sent at a time
-Fault = Callable[[str, int], tuple[int, str] | int | None]
+Fault = Callable[[str, int], tuple[int, str] | int | float | None]
 """Gets the key and the number of the request for it, from 0. Returns the status and the error code
-of an answer, or the number of bytes after which the connection is lost; None for no fault."""
+of an answer, or the number of bytes after which the connection is lost, or the seconds between two
+bytes, as a float; None for no fault."""
 
 
 class Server(ThreadingHTTPServer):
@@ -60,6 +61,9 @@ class Server(ThreadingHTTPServer):
     def endpoint(self) -> str:
         """The URL for AWS_ENDPOINT_URL."""
         return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of a client that has closed its connection."""
 
     def pace(self, size: int) -> None:
         """Wait as long as `size` bytes take."""
@@ -117,8 +121,10 @@ class Handler(BaseHTTPRequestHandler):
         text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
         self.answer(200, text.encode())
 
-    def send_object(self, path: Path, lost_after: int | None) -> None:
-        """Answer GetObject, whole or a range; lose the connection after so many bytes."""
+    def send_object(self, path: Path, fault: float | None) -> None:
+        """Answer GetObject, whole or a range, with a fault in how its bytes are sent."""
+        lost_after = fault if isinstance(fault, int) else None
+        seconds = fault if isinstance(fault, float) else 0.0
         if not path.is_file():
             self.refuse(404, "NoSuchKey")
             return
@@ -138,8 +144,9 @@ class Handler(BaseHTTPRequestHandler):
             file.seek(start)
             left = min(stop - start, size if lost_after is None else lost_after)
             while left:
-                data = file.read(min(PIECE, left))
+                data = file.read(1 if seconds else min(PIECE, left))
                 self.server.pace(len(data))
+                time.sleep(seconds)
                 self.wfile.write(data)
                 left -= len(data)
         if lost_after is not None:
@@ -160,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
 def served(folder: Path, **options: object) -> Iterator[Server]:
     """Serve a folder from a thread while the block lasts."""
     server = Server(folder, **options)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server
     finally:

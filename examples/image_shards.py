@@ -2,7 +2,8 @@
 
     python examples/image_shards.py --data.data_dir=FOLDER --trainer.max_epochs=10
 
-FOLDER has `train` and, for validation, `val`: a channel, or s3://BUCKET/PREFIX, which has both.
+FOLDER, a channel or s3://BUCKET/PREFIX, has `train` and, for validation, `val`: without it, no
+epoch is validated.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
@@ -19,7 +21,9 @@ from torchvision.models import resnet18
 from torchvision.transforms import v2
 
 from sagemaker_lightning import SageMakerCLI, ShardBatches, ShardedDataset
+from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.process.threads import usable_cpus
+from sagemaker_lightning.shards.sources import source
 
 FIELDS = "jpg", "jpeg", "JPG", "JPEG", "png", "webp", "gif"
 """The fields that may have a sample's image; those that torchvision decodes."""
@@ -82,13 +86,16 @@ class Images(pl.LightningDataModule):
         self.val = self._images("val", [v2.Resize(size), v2.CenterCrop(size), *values])
 
     def _images(self, split: str, steps: list[nn.Module]) -> Dataset | None:
-        """Return the images of a split; None if there is no folder of it for validation."""
+        """Return the images of a split; None if there is none of them for validation."""
         options = self.hparams
         place = f"{options.data_dir}/{split}"
         transform = v2.Compose(steps)
         is_local = "://" not in place
-        if is_local and split == "val" and not Path(place).exists():
-            return None
+        if split == "val":
+            exists = Path(place).exists() if is_local else bool(source(place).sizes())
+            if not any(gather(exists)):  # hosts may have different files
+                rank_zero_info(f"{place}: nothing is there, and no epoch is validated")
+                return None
         if is_local and not options.sharded and not Path(place, "shards.index").exists():
             return ImageFolder(place, transform, loader=read_image)
         return ShardedDataset(

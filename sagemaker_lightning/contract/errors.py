@@ -14,6 +14,20 @@ class UserError(ValueError):
     with its traceback. A user's own model, data module or callback may raise it as well.
     """
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(self._own(each) for each in args))
+
+    @classmethod
+    def _own(cls, value: object) -> object:
+        """Return a text without the traceback that torch puts before a data worker's.
+
+        torch makes the error of a worker again in the process that waits for the data.
+        """
+        if not isinstance(value, str) or not value.startswith(f"Caught {cls.__name__} in "):
+            return value
+        mark = rf"^{re.escape(f'{cls.__module__}.{cls.__qualname__}')}: "
+        return re.split(mark, value, flags=re.MULTILINE)[-1].rstrip("\n")
+
 
 def printable(text: str, kept: str = "") -> str:
     """Return a text from elsewhere, with escapes in place of what a terminal would obey.

@@ -284,17 +284,16 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 def _user_error_line(error: Exception) -> str:
     """Return the text of a UserError in one line; "" for any other error.
 
-    If a data worker or a copy of this process (strategy="ddp_spawn") raised it, torch has put that
-    process's traceback in front of the text. The error of a copy is one of torch's own class.
+    If a copy of this process (strategy="ddp_spawn") raised it, the error is one of torch's own
+    class, with that process's traceback in front of the text.
     """
     text = _text_of(error)
     is_user_error = isinstance(error, UserError)
-    parts = re.split(rf"^{re.escape(UserError.__module__)}\.\w+: ", text, flags=re.MULTILINE)
-    if type(error).__name__ == "ProcessRaisedException" or (
-        is_user_error and text.startswith(f"Caught {type(error).__name__} in ")
-    ):
-        is_user_error = is_user_error or len(parts) > 1
-        text = parts[-1]
+    if type(error).__name__ == "ProcessRaisedException":
+        mark = rf"^{re.escape(UserError.__module__)}\.\w+: "
+        _, *parts = re.split(mark, text, flags=re.MULTILINE)
+        is_user_error = bool(parts)
+        text = parts[-1] if parts else text
     return _with_short_words(" ".join(text.split())) if is_user_error else ""
 
 

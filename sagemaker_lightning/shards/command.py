@@ -37,6 +37,8 @@ except ImportError as missing:
 
 STATE = "shards.unfinished"
 """The folder, in the output, of what says how far an unfinished call is."""
+MADE = "shards.made"
+"""The file, in the output, of what tells a call of `make` that is done, and its index."""
 SECONDS = 5.0  # between two lines of progress
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 PIECE = 2**20  # bytes that are read at once
@@ -87,7 +89,11 @@ def make(path: Path, output: Path, shard_bytes: int, seed: int) -> None:
         raise UserError(f"{output}: found it within {path}, expected a folder beside it; give one")
     origin = origin_at(path, seed)
     classes = list(origin.classes)
-    state = _begun(output, ["make", origin.identity, classes, shard_bytes, seed])
+    call = _number(["make", origin.identity, classes, shard_bytes, seed])
+    if _is_made(output, call):
+        print(f"{output / indexes.NAME}: all is done, {origin.total} samples")
+        return
+    state = _begun(output, call)
     progress = Progress(origin.total)
     written: list[Written] = []
     done = 0
@@ -102,7 +108,7 @@ def make(path: Path, output: Path, shard_bytes: int, seed: int) -> None:
         done += shard.shard.samples
         progress.reached(done, shard.shard.name)
         written.append(shard)
-    _finish(output, written, classes, state)
+    _finish(output, written, classes, state, call)
 
 
 def index(folder: Path) -> None:
@@ -121,7 +127,7 @@ def index(folder: Path) -> None:
             raise UserError(f"{path}: found no file, expected a tar shard; remove it")
         status = path.stat()
         about.append([name, status.st_size, status.st_mtime_ns])
-    state = _begun(folder, ["index", about])
+    state = _begun(folder, _number(["index", about]))
     progress = Progress(len(names), "shards")
     written = []
     for number, name in enumerate(names):
@@ -168,15 +174,49 @@ class Progress:
         print(f"{done} of {self.total} {self.what}, {printable(where)}", flush=True)
 
 
-def _begun(output: Path, call: list[Any]) -> Path:
-    """Return the folder of the state of a call, which is made, or there from an earlier one."""
-    number = hashlib.blake2b(json.dumps(call).encode(), digest_size=16).hexdigest()
-    state = output / STATE
-    others = [entry.name for entry in output.iterdir()] if output.is_dir() else []
-    if call[0] == "make" and others and STATE not in others:
+def _number(call: list[Any]) -> str:
+    """Return what tells a call, with its files and flags, from others."""
+    return hashlib.blake2b(json.dumps(call).encode(), digest_size=16).hexdigest()
+
+
+def _is_made(output: Path, call: str) -> bool:
+    """Return whether a call of `make` is done: it may have been killed before it said so.
+
+    Raises UserError if the output has anything else, or what is made there is not whole any more.
+    """
+    others = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
+    if not others or (STATE in others and MADE not in others):
+        return False
+    made = output / MADE
+    name = output / indexes.NAME
+    if not made.is_file() or not name.is_file() or made.read_text() != _made(call, name):
         is_done = indexes.NAME in others
-        found = f"the {indexes.NAME} of a call that is done" if is_done else sorted(others)[0]
+        found = f"the {indexes.NAME} of another call" if is_done else others[0]
         raise UserError(f"{output}: found {found}, expected a new or empty folder; give one")
+    for shard in indexes.read(name).shards:
+        if not Written(shard, []).is_in(output):
+            raise UserError(
+                f"{output / shard.name}: found no file of {shard.bytes} bytes, which "
+                f"{indexes.NAME} names; make all shards again, in a new or empty folder"
+            )
+    _remove(output / STATE)
+    return True
+
+
+def _made(call: str, index_file: Path) -> str:
+    return f"{call} {indexes.digest(index_file.read_bytes())}"
+
+
+def _remove(state: Path) -> None:
+    if state.is_dir():
+        for path in state.iterdir():
+            path.unlink()
+        state.rmdir()
+
+
+def _begun(output: Path, number: str) -> Path:
+    """Return the folder of the state of a call, which is made, or there from an earlier one."""
+    state = output / STATE
     state.mkdir(parents=True, exist_ok=True)
     remove_leftovers(output, "*")
     remove_leftovers(state, "*")
@@ -192,8 +232,10 @@ def _begun(output: Path, call: list[Any]) -> Path:
     return state
 
 
-def _finish(output: Path, written: list[Written], classes: Sequence[str], state: Path) -> None:
-    """Write the index, and remove the state."""
+def _finish(
+    output: Path, written: list[Written], classes: Sequence[str], state: Path, made: str = ""
+) -> None:
+    """Write the index, note the call of `make` that is done, if it is one, and remove the state."""
     numbers = Counter(field for shard in written for places, _ in shard.samples for field in places)
     fields = sorted(numbers)
     if len(fields) > indexes.MOST_FIELDS:
@@ -212,9 +254,10 @@ def _finish(output: Path, written: list[Written], classes: Sequence[str], state:
     )
     indexes.read(unfinished)
     unfinished.replace(output / indexes.NAME)
-    for path in state.iterdir():
-        path.unlink()
-    state.rmdir()
+    if made:
+        with atomic_write(output / MADE) as file:
+            file.write(_made(made, output / indexes.NAME).encode())
+    _remove(state)
     count = sum(shard.shard.samples for shard in written)
     for field, number in sorted(numbers.items()):
         if number < count:

@@ -4,15 +4,17 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
+from sagemaker_lightning.contract.environment import failure_file
 from sagemaker_lightning.contract.environment import place as host_and_rank
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import report_uncaught
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.gather import gather
@@ -20,8 +22,9 @@ from sagemaker_lightning.shards import index as indexes
 from sagemaker_lightning.shards.disk_cache import DiskCache, Prefetcher
 from sagemaker_lightning.shards.index import Index, Shard
 from sagemaker_lightning.shards.sources import Bucket, Source, source
+from sagemaker_lightning.shards.threads import mapped
 
-THREADS = 16  # ranges that a process reads from a source at a time
+THREADS = 16  # ranges that a process reads from S3 at a time
 
 
 class ShardedDataset(Dataset[Any]):
@@ -57,12 +60,13 @@ class ShardedDataset(Dataset[Any]):
         cache_bytes: int = 32 * 2**30,
         divided: bool = False,
     ) -> None:
+        report_uncaught(failure_file(), host_and_rank())  # in a loop without a Trainer, too
         self.location = str(location)
         self.transform = transform
         origin = source(self.location)
         if cache_dir is None:
             is_remote = isinstance(origin, Bucket)
-            cache_dir = Path(tempfile.gettempdir(), "shards") if is_remote else ""
+            cache_dir = Path(_temporary_folder(origin), "shards") if is_remote else ""
         self.cache_dir = str(cache_dir)
         self.cache_bytes = cache_bytes
         self.index_file, index = _find_index(origin, divided)
@@ -88,17 +92,12 @@ class ShardedDataset(Dataset[Any]):
             raise IndexError(
                 f"{self.location} has {len(self)} samples, and none of number {sample}"
             )
-        return self._item(sample, self._contents(sample))
+        return self._item(sample, self._cached(sample) or self._read(sample))
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Return the items of a batch; all is read first, what is not here at the same time."""
-        origin = source(self.location)
-        read: Callable[..., Iterable[dict[str, bytes]]] = map
-        if isinstance(origin, Bucket):
-            origin.connect()
-            read = _threads(os.getpid()).map
         # Reading one after the other, with nothing between, takes half the time.
-        contents = list(read(self._contents, samples[:]))
+        contents = self._all_contents(samples[:])
         # The numbers are gone through beside the items: each of them seeds what its item draws.
         return [self._item(*each) for each in zip(samples, contents, strict=True)]
 
@@ -127,15 +126,35 @@ class ShardedDataset(Dataset[Any]):
                 f"{', '.join(contents)} ({type(error).__name__}: {error})"
             ) from error
 
-    def _contents(self, sample: int) -> dict[str, bytes]:
+    def _all_contents(self, samples: Sequence[int]) -> list[dict[str, bytes]]:
+        """Return the fields of samples; those that are on S3 alone are read at the same time."""
+        origin = source(self.location)
+        if not isinstance(origin, Bucket):
+            return [self._cached(sample) or self._read(sample) for sample in samples]
+        contents = [self._cached(sample) for sample in samples]
+        left = [sample for sample, found in zip(samples, contents, strict=True) if not found]
+        if left:
+            origin.connect()
+        read = iter(mapped(self._read, left, THREADS))
+        return [found or next(read) for found in contents]
+
+    def _cached(self, sample: int) -> dict[str, bytes] | None:
+        """Return a sample's fields; None if they are not in the cache, whole."""
+        if not self.cache_dir:
+            return None
+        place = self.index.place(sample)
+        if (data := self._cache.read(place.shard, place.start, place.stop)) is None:
+            return None
+        contents = place.contents(data)
+        if contents is None:
+            self._cache.drop(place.shard)
+        return contents
+
+    def _read(self, sample: int) -> dict[str, bytes]:
         """Return a sample's fields; UserError if they are not what the index says."""
         index = self.index
         place = index.place(sample)
         number, start, stop, _, _ = place
-        if self.cache_dir and (data := self._cache.read(number, start, stop)) is not None:
-            if (contents := place.contents(data)) is not None:
-                return contents
-            self._cache.drop(number)
         origin = source(self.location)
         name = index.shards[number].name
         for _ in range(2):  # damage on the way passes
@@ -147,12 +166,6 @@ class ShardedDataset(Dataset[Any]):
             f"{indexes.NAME} describes (sample {sample - int(index.first[number])} of it): it is "
             "damaged, or the index is of other shards; upload it again, or make the index anew"
         )
-
-
-@functools.lru_cache(maxsize=1)
-def _threads(process: int) -> ThreadPoolExecutor:
-    """Return this process's threads that read; a forked process has none of its parent's."""
-    return ThreadPoolExecutor(THREADS)
 
 
 @functools.lru_cache(maxsize=8)
@@ -176,19 +189,36 @@ def _find_index(origin: Source, divided: bool) -> tuple[str, Index]:
     if not isinstance(origin, Bucket):
         content = host_shards.share(lambda: Path(origin.location, indexes.NAME).read_bytes())
         return _copied_index(origin, content)
+    content = origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD)
+    with suppress(UserError):
+        return _copied_index(origin, content)
+    # Damage on the way passes.
+    return _copied_index(origin, origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD))
+
+
+def _temporary_folder(origin: Source) -> str:
+    """Return the temporary folder; UserError if no such folder can be written to."""
     try:
-        return _copied_index(origin, origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD))
-    except UserError:  # damage on the way passes
-        return _copied_index(origin, origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD))
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{origin.location}: found {error.strerror}; make room there, or set TMPDIR"
+        ) from None
 
 
 def _copied_index(origin: Source, content: bytes) -> tuple[str, Index]:
     """Return the path of a copy of an index, and the index."""
     # One name for one content: other processes, and other trainings, have the same or another one.
-    path = Path(tempfile.gettempdir(), f"shards-{indexes.digest(content)}.index")
+    path = Path(_temporary_folder(origin), f"shards-{indexes.digest(content)}.index")
     if not path.exists():
-        with atomic_write(path, sync=False) as file:
-            file.write(content)
+        try:
+            with atomic_write(path, sync=False) as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(
+                f"{path.parent}: found {error.strerror} while {origin.name_of(indexes.NAME)} was "
+                f"copied to it, expected room for {len(content)} bytes; make room, or set TMPDIR"
+            ) from None
     try:
         return str(path), indexes.read(path, origin.name_of(indexes.NAME))
     except UserError:

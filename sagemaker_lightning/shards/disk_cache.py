@@ -10,19 +10,22 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.shards.index import Shard
 from sagemaker_lightning.shards.sources import Source, pread
+from sagemaker_lightning.shards.threads import mapped, start
 
 CONNECTIONS = 8
 PIECE = 2**23  # bytes of a request
 RETRY_SECONDS = 5.0
+LONGEST_RETRY_SECONDS = 300.0
+"""What a failure doubles at most."""
 IN_USE_SECONDS = 60.0
 OF_CACHE = re.compile(r"[0-9a-f]{15}-[0-9]{7,}\.(shard|part)")
 """The names of a cache's files."""
@@ -93,7 +96,7 @@ class DiskCache:
                     return True
                 if not self._make_room(shard.bytes, {self.path(each) for each in in_use}, file):
                     return False
-                _copy(source, shard, file)
+                _copy(source, shard, part)
                 os.replace(part, path)
                 return True
             finally:
@@ -144,24 +147,25 @@ def _is_left(path: Path) -> bool:
         return False
 
 
-def _copy(source: Source, shard: Shard, file: BinaryIO) -> None:
-    """Copy a shard into a file, by several connections."""
+def _copy(source: Source, shard: Shard, path: Path) -> None:
+    """Copy a shard into a file that is there, by several connections."""
     source.connect()
-    descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_WRONLY)  # not one that appends
 
     def copy(start: int) -> None:
         stop = min(start + PIECE, shard.bytes)
-        if source.copy(shard.name, start, stop, descriptor) != stop - start:
+        # One of its own: after an error elsewhere, this piece is not waited for.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            copied = source.copy(shard.name, start, stop, descriptor)
+        finally:
+            os.close(descriptor)
+        if copied != stop - start:
             raise UserError(
                 f"{source.name_of(shard.name)}: found its end before byte {stop}, expected "
                 f"{shard.bytes} bytes; upload it again, or make the index anew"
             )
 
-    try:
-        with ThreadPoolExecutor(CONNECTIONS) as threads:
-            list(threads.map(copy, range(0, shard.bytes, PIECE)))
-    finally:
-        os.close(descriptor)
+    mapped(copy, range(0, shard.bytes, PIECE), CONNECTIONS)
 
 
 class Prefetcher:
@@ -177,7 +181,9 @@ class Prefetcher:
         self.wanted: tuple[int, ...] = ()
         self.touched = 0.0
         self.changed = threading.Condition()
-        threading.Thread(target=self._run, name="shards", daemon=True).start()
+        self.pause = RETRY_SECONDS
+        self.has_warned = False
+        start(self._run, "shards")
 
     def want(self, numbers: Sequence[int]) -> None:
         """Have shards fetched, the first one first; what was wanted before may go."""
@@ -202,10 +208,22 @@ class Prefetcher:
                     continue
             if not any(self._fetch(number, wanted) for number in missing):
                 with self.changed:
-                    self.changed.wait(RETRY_SECONDS)
+                    self.changed.wait(self.pause)
 
     def _fetch(self, number: int, wanted: tuple[int, ...]) -> bool:
+        shard = self.shards[number]
         try:
-            return self.cache.fetch(number, self.shards[number], self.source, wanted)
-        except (UserError, OSError):
+            is_there = self.cache.fetch(number, shard, self.source, wanted)
+        except (UserError, OSError) as error:
+            self.pause = min(2 * self.pause, LONGEST_RETRY_SECONDS)
+            if isinstance(error, OSError) and not self.has_warned:
+                self.has_warned = True
+                log.warning(
+                    f"{self.cache.folder}: found {error.strerror} while "
+                    f"{self.source.name_of(shard.name)} was fetched; what is not there is read "
+                    "sample by sample; make room, or give another cache_dir"
+                )
             return False
+        if is_there:
+            self.pause = RETRY_SECONDS
+        return is_there

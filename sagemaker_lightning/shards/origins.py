@@ -4,7 +4,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ BEGINNINGS = {
 }
 """The first bytes of images, and the names of their kinds."""
 ROWS = 64  # read at once
+LABELS = 2**16  # the same, of a column of labels
 
 Sample = dict[str, bytes]
 
@@ -198,6 +199,24 @@ class Table(Origin):
                 f"{path}: found the columns {' and '.join(twice[:2])}, which become one field; "
                 "rename or remove one"
             )
+        for column in columns:
+            if _field_of(column) == "cls":
+                self._check_labels(file, column)
+
+    def _check_labels(self, file: Any, column: str) -> None:
+        """Raise UserError for the first row whose class is not a whole number."""
+        first = 0
+        for rows in self._read(file, range(file.num_row_groups), [column]):
+            for number, row in enumerate(rows, first):
+                label = row[column]
+                if type(label) is int or (isinstance(label, (str, bytes)) and _is_whole(label)):
+                    continue
+                found = "no value" if label is None else printable(repr(label))[:40]
+                raise UserError(
+                    f"{self.path}: row {number} has {found} in {column}, expected a whole number, "
+                    "that of its class; correct it, or rename the column if it is not the class"
+                )
+            first += len(rows)
 
     def _open(self) -> Any:
         try:
@@ -222,22 +241,27 @@ class Table(Origin):
             rows = file.metadata.row_group(group).num_rows
             if begin + rows > first:
                 place = begin
-                for row in self._rows(file, group):
-                    if place >= first:
-                        yield self._sample(row, place)
-                    place += 1
+                for rows_read in self._read(file, [group]):
+                    for row in rows_read:
+                        if place >= first:
+                            yield self._sample(row, place)
+                        place += 1
             begin += rows
 
-    def _rows(self, file: Any, group: int) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a row group."""
-        try:
-            for batch in file.iter_batches(ROWS, row_groups=[group]):
-                yield from batch.to_pylist()
-        except Exception as error:  # as above; also a value that Python has no type for
-            raise UserError(
-                f"{self.path}: row group {group} cannot be read ({printable(str(error))[:300]}); "
-                "make the table anew, or leave out the column"
-            ) from None
+    def _read(
+        self, file: Any, groups: Iterable[int], columns: list[str] | None = None
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of row groups, some at a time; those of some columns, or of all."""
+        for group in groups:
+            size = LABELS if columns else ROWS
+            try:
+                for batch in file.iter_batches(size, row_groups=[group], columns=columns):
+                    yield batch.to_pylist()
+            except Exception as error:  # as above; also a value that Python has no type for
+                raise UserError(
+                    f"{self.path}: row group {group} cannot be read "
+                    f"({printable(str(error))[:300]}); make the table anew, or leave out the column"
+                ) from None
 
     def _sample(self, row: dict[str, Any], number: int) -> Sample:
         sample: Sample = {}
@@ -263,6 +287,15 @@ class Table(Origin):
         if not sample:
             raise UserError(f"{self.path}: row {number} has no value; remove it")
         return sample
+
+
+def _is_whole(label: str | bytes) -> bool:
+    """Return whether a text is a whole number, as `int` reads it."""
+    try:
+        int(label)
+    except ValueError:
+        return False
+    return True
 
 
 def _field_of(column: str) -> str:

@@ -37,6 +37,19 @@ def number(sample: dict[str, bytes]) -> int:
     return int(sample["txt"])
 
 
+class Clock:
+    """The time between attempts, in seconds: a pause takes none of the test's."""
+
+    def __init__(self) -> None:
+        self.past = 0.0
+
+    def monotonic(self) -> float:
+        return self.past
+
+    def sleep(self, seconds: float) -> None:
+        self.past += seconds
+
+
 @contextlib.contextmanager
 def on_s3(folder: Path, monkeypatch: pytest.MonkeyPatch, **options) -> Iterator[local_s3.Server]:
     """Serve folder/BUCKET as a bucket for this process while the block lasts."""
@@ -45,7 +58,8 @@ def on_s3(folder: Path, monkeypatch: pytest.MonkeyPatch, **options) -> Iterator[
     with local_s3.served(folder, **options) as server:
         for name, value in variables(server.endpoint).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sources, "_pause", lambda attempt: 0)
+        monkeypatch.setattr(sources, "time", Clock())
+        monkeypatch.setattr(sources, "_said", -sources.SAY_EVERY)
         sources._client.cache_clear()
         yield server
         sources._client.cache_clear()

@@ -764,6 +764,8 @@ class Picky:
 def test_a_mistake_that_a_data_worker_finds_is_one_line(capsys, monkeypatch):
     # torch waits so many seconds for a worker that has failed.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    with pytest.raises(UserError, match=r"^--data.folder: found UserError: in it$"):
+        list(DataLoader(Picky(), num_workers=1))
     with pytest.raises(SystemExit), reported(None):
         list(DataLoader(Picky(), num_workers=1))
     gc.collect()  # the error holds the worker, which would end in another test

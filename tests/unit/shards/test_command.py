@@ -116,9 +116,70 @@ def test_an_output_within_the_folder_is_refused(images):
             call("make", images, output)
 
 
-def test_a_finished_call_is_not_done_again(images, tmp_path):
+@pytest.mark.parametrize("moment", ["the index", "what is made", "the state", "the last line"])
+def test_a_call_that_was_killed_at_its_end_says_that_all_is_done(
+    images, tmp_path, monkeypatch, capsys, moment
+):
+    call("make", images, tmp_path / "whole", "--shard-bytes=20K")
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if moment == "the index":
+            patch.setattr(command.Path, "replace", killed)
+        elif moment == "what is made":
+            patch.setattr(command, "_made", killed)
+        elif moment == "the state":
+            patch.setattr(command.Path, "rmdir", killed)
+        else:
+            patch.setattr(command, "_remove", killed)
+        with pytest.raises(SystemExit):
+            call("make", images, tmp_path / "out", "--shard-bytes=20K")
+    monkeypatch.setattr(command, "_write_shard", killed)  # no shard is written again
+    for _ in range(2):
+        call("make", images, tmp_path / "out", "--shard-bytes=20K")
+        assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert capsys.readouterr().out.endswith("shards.index: all is done, 30 samples\n")
+
+
+def other_flags(images, out):
+    return ["--seed=1"]
+
+
+def other_images(images, out):
+    (images / "a/0.png").touch()
+    return []
+
+
+def another_index(images, out):
+    call("index", out)  # it has no classes
+    return []
+
+
+def no_note(images, out):
+    (out / command.MADE).unlink()
+    return []
+
+
+@pytest.mark.parametrize("change", [other_flags, other_images, another_index, no_note])
+def test_what_another_call_has_made_is_refused(images, tmp_path, change):
     call("make", images, tmp_path / "out")
-    with pytest.raises(SystemExit, match=r"error: .*the shards\.index of a call that is done"):
+    more = change(images, tmp_path / "out")
+    with pytest.raises(SystemExit, match=r"error: .*out: found the shards\.index of another call"):
+        call("make", images, tmp_path / "out", *more)
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated"])
+def test_what_is_made_and_not_whole_any_more_is_named(images, tmp_path, damage):
+    call("make", images, tmp_path / "out")
+    shard = tmp_path / "out/shard-000000.tar"
+    content = shard.read_bytes()
+    shard.unlink()
+    if damage == "truncated":
+        shard.write_bytes(content[:-1])
+    says = r"error: .*shard-000000.tar: found no file of \d+ bytes, which shards.index names"
+    with pytest.raises(SystemExit, match=says):
         call("make", images, tmp_path / "out")
 
 

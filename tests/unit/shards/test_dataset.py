@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning import ShardBatches
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.shards import index, sources
+from sagemaker_lightning.shards import dataset, index, sources
 from sagemaker_lightning.shards.dataset import ShardedDataset
 from sagemaker_lightning.shards.sources import Bucket
 
@@ -87,6 +87,34 @@ def test_an_index_that_is_damaged_on_the_way_is_read_again(folder, bucket, monke
     with pytest.raises(UserError, match=rf"^{LOCATION}/shards.index: found no index of shards"):
         ShardedDataset(LOCATION)
     assert len([*tmp_path.glob("shards-*.index")]) == 1  # no damaged copy stays
+
+
+def test_a_full_temporary_folder_is_named_with_what_needs_it(bucket, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    @contextlib.contextmanager
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+        yield
+
+    monkeypatch.setattr(dataset, "atomic_write", full)
+    says = rf"^{tmp_path}: found No space left on device while {LOCATION}/shards.index was copied"
+    with pytest.raises(UserError, match=says):
+        ShardedDataset(LOCATION)
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with pytest.raises(UserError, match=rf"^{LOCATION}: found No usable temporary directory"):
+        ShardedDataset(LOCATION)
+
+
+def test_an_index_that_s3_does_not_give_is_asked_for_once(bucket):
+    bucket.fault = lambda key, number: (404, "NoSuchKey")
+    with pytest.raises(UserError, match=f"^{LOCATION}/shards.index: S3 says"):
+        ShardedDataset(LOCATION, cache_dir="")
+    assert bucket.requests == {"get": 1}
 
 
 @pytest.mark.parametrize("error", [StopIteration, KeyError("cls")])

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import re
+import threading
 
 import pytest
 
@@ -116,8 +118,48 @@ def test_a_fetch_that_fails_is_tried_again(cache, origin, tmp_path, monkeypatch)
     prefetcher = disk_cache.Prefetcher(cache, origin, [Shard("0.tar", SIZE, 3)])
     prefetcher.want([0])
     path.write_bytes(content)
-    for _ in range(1000):
-        if cache.read(0, 0, 4):
-            break
-        disk_cache.time.sleep(0.01)
+    wait_for(lambda: cache.read(0, 0, 4))
     assert cache.read(0, 0, 4) == bytes(4)
+
+
+def wait_for(claim):
+    for _ in range(3000):
+        if claim():
+            return
+        disk_cache.time.sleep(0.01)
+    raise AssertionError("it did not come")
+
+
+def test_a_full_disk_is_said_once_by_the_names_of_the_folder_and_the_shard(
+    cache, origin, monkeypatch, capsys
+):
+    monkeypatch.setattr(disk_cache, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(disk_cache, "LONGEST_RETRY_SECONDS", 0.01)
+    room = threading.Event()
+    copy = origin.copy
+    refused = []
+
+    def full(*arguments):
+        if room.is_set():
+            return copy(*arguments)
+        refused.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(origin, "copy", full)
+    prefetcher = disk_cache.Prefetcher(cache, origin, [Shard("0.tar", SIZE, 3)])
+    prefetcher.want([0])
+    wait_for(lambda: len(refused) > 3)
+    room.set()
+    wait_for(lambda: cache.read(0, 0, 4))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.match(r"warning: .*/cache: found No space left .* while .*/origin/0.tar was", line)
+
+
+def test_pauses_grow_while_nothing_can_be_fetched(cache, origin, tmp_path, monkeypatch):
+    (tmp_path / "origin/0.tar").unlink()
+    prefetcher = disk_cache.Prefetcher(cache, origin, [Shard("0.tar", SIZE, 3)])
+    for _ in range(9):
+        assert not prefetcher._fetch(0, (0,))
+    assert prefetcher.pause == disk_cache.LONGEST_RETRY_SECONDS
+    (tmp_path / "origin/0.tar").write_bytes(bytes(SIZE))
+    assert prefetcher._fetch(0, (0,)) and prefetcher.pause == disk_cache.RETRY_SECONDS

@@ -121,6 +121,18 @@ def test_rows_from_a_number_on(tmp_path):
     assert [int(sample["x"]) for sample in origin.samples(150)] == list(range(150, 200))
 
 
+@pytest.mark.parametrize("labels", [[3, -1], ["3", "-1"], [b"3", b"-1"]])
+def test_labels_that_are_whole_numbers(tmp_path, labels):
+    origin = table_of(tmp_path, {"label": labels})
+    assert [int(sample["cls"]) for sample in origin.samples(0)] == [3, -1]
+
+
+def test_a_label_is_named_by_its_row_before_any_shard_is_written(tmp_path):
+    labels = [*range(500), None]
+    with pytest.raises(UserError, match="row 500 has no value in label"):
+        table_of(tmp_path, {"label": labels}, row_group_size=70)
+
+
 def test_values_that_json_does_not_have_are_texts(tmp_path):
     (sample,) = table_of(tmp_path, {"day": [datetime.date(2026, 11, 28)]}).samples(0)
     assert sample == {"day": b'"2026-11-28"'}
@@ -135,6 +147,12 @@ def test_values_that_json_does_not_have_are_texts(tmp_path):
         ({"": [1]}, "a column has the name ''"),
         ({"a/b": [1]}, "found / in the name of the column a/b"),
         ({"cls": [1], "label": [1]}, "found the columns cls and label, which become one field"),
+        ({"label": [3, None]}, "row 1 has no value in label, expected a whole number"),
+        ({"label": [1.0, 2.5]}, "row 0 has 1.0 in label"),
+        ({"label": ["7", "cat"]}, "row 1 has 'cat' in label"),
+        ({"label": [True]}, "row 0 has True in label"),
+        ({"label": [[1, 2]]}, "row 0 has [1, 2] in label"),
+        ({"cls": [b"7", b"x\n"]}, "row 1 has b'x\\n' in cls"),
         ({"x": [[PNG, PNG]]}, "row 0 has bytes within x; give each file a column"),
         ({"x": pyarrow.array([None], "int64")}, "row 0 has no value"),
         ({"x": pyarrow.array([1], "timestamp[ns]")}, "row group 0 cannot be read"),
