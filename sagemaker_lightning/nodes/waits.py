@@ -20,11 +20,13 @@ class _Calls(NamedTuple):
     read: str
     of_children: frozenset[str]
     """wait4 and waitid."""
+    of_time: frozenset[str]
+    """nanosleep and clock_nanosleep."""
 
 
 CALLS = {
-    "x86_64": _Calls("202", "0", frozenset({"61", "247"})),
-    "aarch64": _Calls("98", "63", frozenset({"260", "95"})),
+    "x86_64": _Calls("202", "0", frozenset({"61", "247"}), frozenset({"35", "230"})),
+    "aarch64": _Calls("98", "63", frozenset({"260", "95"}), frozenset({"101", "115"})),
 }
 FUTEX_TIMEOUT = 4  # the place of futex's timeout in /proc/PID/syscall, where its number is first
 SERVING = ("pt_", "gloo_", "NCCL", "cuda", start_notice.THREAD)
@@ -39,9 +41,9 @@ TORCHRUN = b"TORCHELASTIC_RUN_ID="
 def waits_within(pid: int, is_rank: bool = False) -> bool:
     """Return whether a process waits for a lock, a child or a pipe, and for nothing else.
 
-    Return False where that is unknown. A thread that waits for a lock with a limit may look for
-    something each time: that counts only if it is not the main thread of a rank. Loggers and
-    progress bars have such threads.
+    Return False where that is unknown. A thread that waits for a time, or for a lock with a limit,
+    may look for something each time: that counts only if it is not the main thread of a rank.
+    Lightning's launcher, loggers and progress bars have such threads.
 
     Args:
         pid: The process.
@@ -61,18 +63,19 @@ def _waits_within(pid: int, thread: Path, is_rank: bool) -> bool:
     try:
         if not is_main and (thread / "comm").read_text().startswith(SERVING):
             return True
+        is_helper = is_rank and not is_main
         words = (thread / "syscall").read_text().split()
         if not calls or len(words) <= FUTEX_TIMEOUT:  # "running"
             return False
         if words[0] == calls.futex:
-            return (is_rank and not is_main) or not int(words[FUTEX_TIMEOUT], 16)
+            return is_helper or not int(words[FUTEX_TIMEOUT], 16)
         if words[0] == calls.read:
             file = int(words[1], 16)
             # Whoever has started the program may hold the other end of its stdin.
             return file != 0 and str(Path(f"/proc/{pid}/fd/{file}").readlink()).startswith("pipe:")
     except FileNotFoundError:  # the thread has just ended
         return not is_main
-    return words[0] in calls.of_children
+    return words[0] in calls.of_children or (is_helper and words[0] in calls.of_time)
 
 
 def wakes(pid: int) -> int:

@@ -289,11 +289,12 @@ def test_a_start_that_waits_for_itself_hangs_once_it_has_taken_three_times_as_lo
 
 
 @pytest.mark.parametrize("is_rank", [True, False])
-def test_a_thread_that_waits_for_a_lock_for_a_time_may_look_for_something(
-    starts, tmp_path, is_rank
+@pytest.mark.parametrize("waits_for", ["threading.Event().wait(600)", "time.sleep(600)"])
+def test_a_thread_that_waits_for_a_time_may_look_for_something(
+    starts, tmp_path, is_rank, waits_for
 ):
-    """Those of a rank are loggers' and progress bars'."""
-    pid, why_idle = starts(THREAD, "", "threading.Event().wait(600)")
+    """Those of a rank are Lightning's, loggers' and progress bars'."""
+    pid, why_idle = starts(THREAD, "", waits_for)
     if not is_rank:
         (tmp_path / f"rank-{pid}").unlink()
     assert why_idle(1000.0) == "" and bool(why_idle(1000.0 + STARTS)) is is_rank
@@ -335,7 +336,7 @@ def test_a_start_that_waits_for_what_others_bring_does_not_hang(
     monkeypatch.setattr("test_hang_watch.ROOT", tmp_path)
     if where == "in a thread" and waits_for == OUTSIDE["a signal"]:
         pytest.skip("a thread cannot")
-    if where == "in a thread" and "timeout" in waits_for:
+    if where == "in a thread" and ("timeout" in waits_for or "sleep" in waits_for):
         pytest.skip("another test has that")
     code = (
         [THREAD, "", waits_for] if where == "in a thread" else [waits_for, *filter(None, [where])]
