@@ -18,6 +18,7 @@ from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.batch_order import Batches, shares_unequally
 from sagemaker_lightning.data.deterministic import Exact, exact, of_class, restore_loader
 from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
+from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.state.graph.nodes import GENERATOR
 
@@ -165,6 +166,7 @@ class Seeding(Callback):
         self.loaders[kind] = []
         if isinstance(loader, TrainingLoaders):
             loader.prepare((self.seed, kind), data_rank(trainer))
+            self._tell_streams_apart(trainer, loader)
         elif isinstance(loader, ValidationLoaders):
             rank = data_rank(trainer)
             loader.seed_by(lambda: (self.seed, kind, trainer.global_step, rank))
@@ -199,6 +201,20 @@ class Seeding(Callback):
         batches.of_rank = (rank,)
         states = [GENERATOR.mark(each) for each in batches.generators().values()]
         batches.order_rank = rank if states != trainer.strategy.broadcast(states) else 0
+
+    def _tell_streams_apart(self, trainer: Trainer, loaders: TrainingLoaders) -> None:
+        """Have generators that are each rank's own, such as seeded by it, draw other numbers."""
+        streams = [each for each in loaders.resumables if isinstance(each, UnplacedLoader)]
+        if data_ranks(trainer) == 1 or not streams:
+            return
+        states = [
+            {path: GENERATOR.mark(generator) for path, generator in each.generators().items()}
+            for each in streams
+        ]
+        of_first_rank = trainer.strategy.broadcast(states)
+        for stream, own, first in zip(streams, states, of_first_rank, strict=True):
+            paths = {path for path, state in own.items() if state != first.get(path)}
+            stream.of_rank = data_rank(trainer), paths
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""

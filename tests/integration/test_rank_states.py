@@ -1,5 +1,6 @@
 """Each of two ranks gets back its own state in a resumed run."""
 
+import random
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import ranks
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from sagemaker_lightning.resume.callback import ExactResume
 
@@ -236,3 +237,47 @@ def test_ranks_whose_code_gathers_have_batches_of_one_size(tmp_path: Path):
     lines = [line for line in ended[0].output.splitlines() if "take some samples twice" in line]
     assert len({*lines}) == 2 and all("all_gather" in line for line in lines)
     assert "take some samples twice" not in ended[1].output
+
+
+class Walks(IterableDataset):
+    """Draws by a generator of its rank's, and by one that all ranks have alike."""
+
+    def __init__(self, rank: int) -> None:
+        self.own = random.Random(rank)
+        self.common = np.random.default_rng(5)
+        self.drawn: list[tuple[float, float]] = []
+
+    def __iter__(self):
+        for _ in range(6):
+            self.drawn.append((self.own.random(), self.common.random()))
+            yield torch.full((192,), sum(self.drawn[-1])), torch.zeros(())
+
+
+class Walking(Own):
+    def train_dataloader(self):
+        self.walks = Walks(self.global_rank)
+        return DataLoader(self.walks, batch_size=2)
+
+
+def walked(folder: str, fails: int = -1) -> Walking:
+    model = Walking(fails)
+    ranks.trainer([ExactResume(folder, seed=3, every_n_steps=2)], max_epochs=2).fit(model)
+    return model
+
+
+def interrupted_walks() -> tuple:
+    """Return what a rank has drawn, and whether the resumed run ends as the one left alone."""
+    alone = walked("alone")
+    with suppress(RuntimeError):
+        walked("run", fails=4)
+    return alone.walks.drawn, torch.equal(walked("run").weights, alone.weights)
+
+
+@pytest.mark.slow
+def test_a_stream_draws_on_each_rank_as_its_generators_are_there(tmp_path: Path):
+    """Those that the rank has seeded differ between ranks; those that all have alike do not."""
+    ended = ranks.run(interrupted_walks, folder=tmp_path)
+    (first, is_same), (second, _) = (each.value for each in ended)
+    assert is_same, ended[0].error
+    assert all(one[0] != other[0] for one, other in zip(first, second, strict=True))
+    assert [one[1] for one in first] == [other[1] for other in second]

@@ -1,7 +1,7 @@
 """A loader without positions: each of its batches is drawn with a seed of its own."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from lightning_fabric.utilities.data import sized_len
@@ -19,6 +19,8 @@ class UnplacedLoader(ResumableLoader):
 
     seeds = True
     """Whether what it draws is seeded."""
+    of_rank: tuple[int, Collection[str]] = 0, ()
+    """This rank, and the paths of generators that had each rank's own state at the start."""
 
     def _iterate_seeded(self, first: int = 0, ended: bool = False) -> Iterator[Any]:
         """Return an iterator that seeds each batch.
@@ -75,6 +77,17 @@ class UnplacedLoader(ResumableLoader):
         """Note that a batch was drawn."""
 
     def _generators_to_seed(self) -> dict[str, Any]:
+        """Return the generators that the loader draws from, by what decides their seeds.
+
+        Generators that were alike on all ranks, by which these share samples out, stay so.
+        """
+        rank, paths = self.of_rank
+        return {
+            f"{path} of rank {rank}" if path in paths else path: generator
+            for path, generator in self.generators().items()
+        }
+
+    def generators(self) -> dict[str, Any]:
         """Return the generators that the loader draws from, by path.
 
         There are none to seed if it is a DataLoader that saves its own state.
