@@ -307,7 +307,14 @@ class Batches(Sampler[Any]):
             return list(itertools.islice(self.sampler, self.length + 1))[: self.length]
 
     def _begin_epoch(self, epoch: int) -> None:
-        samplers: list[Any] = [self.sampler, getattr(self.sampler, "sampler", None)]
+        """Tell those samplers the epoch that Lightning tells it.
+
+        They are a loader's and that of its sampler of batches, and not the latter
+        (`_set_sampler_epoch` in lightning_fabric/utilities/data.py, 2.6).
+        """
+        samplers: list[Any] = [self.loader.sampler]
+        if (within := getattr(self.loader.batch_sampler, "sampler", None)) is not samplers[0]:
+            samplers.append(within)
         for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)

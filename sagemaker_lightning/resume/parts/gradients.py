@@ -81,6 +81,8 @@ class Gradients(Part):
             }
         for name, parameter in named_parameters(trainer.lightning_module):
             gradient = gradients_by_name.get(name)
+            if gradient is not None and gradient.shape != parameter.shape:
+                continue  # the weight gets its later shape after the hooks that begin training
             parameter.grad = (
                 None
                 if gradient is None

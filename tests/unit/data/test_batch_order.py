@@ -204,6 +204,25 @@ def test_the_sampler_within_a_sampler_of_batches_gets_the_epoch():
     assert batches(make(), epoch=3) == [[[3, 4]], [[5, 6]], [[7, 8]], [[9, 10]]]
 
 
+def test_a_sampler_of_batches_is_not_told_the_epoch():
+    """Nor does Lightning tell it: the run would have other batches than with Lightning alone."""
+
+    class Shifting(Sampler):
+        epoch = 0
+
+        def __len__(self) -> int:
+            return 3
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self):
+            yield from ([self.epoch + number] for number in range(3))
+
+    make = lambda: DataLoader(TensorDataset(torch.arange(30)), batch_sampler=Shifting())  # noqa: E731
+    assert batches(make(), epoch=3) == [[[0]], [[1]], [[2]]]
+
+
 def test_too_few_samples_for_all_ranks_are_an_error():
     few = "--data: 3 samples for 4 ranks and a batch size of 5; expected at least one batch for"
     with pytest.raises(UserError, match=few):

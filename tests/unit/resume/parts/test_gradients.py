@@ -157,6 +157,12 @@ def test_ranks_that_had_the_gradients_of_rank_0_get_these(rank, ranks, expected)
     assert model.second.weight.grad is expected["second"]
 
 
+def test_a_weight_that_gets_another_shape_later_has_no_gradient_before():
+    trainer = after_backward(model := Model())
+    restore_gradients(trainer, [{"gradients": {"first.weight": torch.ones(4, 4)}}])
+    assert model.first.weight.grad is None or model.first.weight.grad.shape == (1, 1)
+
+
 def test_another_number_of_ranks_gets_the_mean_of_the_gradients():
     model = Model()
     trainer = in_epoch_5(world_size=1, global_rank=0, lightning_module=model)
