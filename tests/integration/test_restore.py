@@ -1,6 +1,7 @@
 """Short trainings of this process that are interrupted: what a resumed run has from before."""
 
 import copy
+import itertools
 import random
 from pathlib import Path
 
@@ -539,3 +540,39 @@ def test_a_rate_that_a_hook_sets_before_a_step_is_no_difference(tmp_path, capfd)
     alone, model = alone_and_resumed(train, tmp_path, "batch 0:1")
     out = capfd.readouterr().out
     assert weights(model) == weights(alone) and "the next batch the one that was to come" in out
+
+
+class Recounting(Noted):
+    """Keeps a count outside of what a checkpoint has, and moves a sum as it loads."""
+
+    def __init__(self, stop: str = "") -> None:
+        super().__init__(stop)
+        self.first = self.before = self.total = 0
+
+    def on_fit_start(self):
+        self.steps = itertools.chain([self.first], itertools.count(self.first + 1))
+        next(self.steps)
+        print("begins with", self.first)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["loading"] = self.total
+
+    def on_load_checkpoint(self, checkpoint):
+        self.first = self.before = checkpoint["loading"]
+        self.total = 0
+
+    def training_step(self, batch, batch_idx):
+        self.total += 1
+        return (
+            super().training_step(batch, batch_idx) * (self.total + self.before) * next(self.steps)
+        )
+
+
+def test_hooks_that_begin_training_have_the_numbers_that_were_loaded(tmp_path, capsys):
+    """Afterwards, a number that training had not changed is as the program has made it."""
+    alone, model = alone_and_resumed(training(Recounting), tmp_path, "batch 1:1")
+    lines = capsys.readouterr().out.splitlines()
+    begun = [line for line in lines if line.startswith("begins with")]
+    assert begun == ["begins with 0", "begins with 0", "begins with 6"]
+    assert (model.total, model.before, model.first) == (alone.total, 0, 0) == (8, 0, 0)
+    assert weights(model) == weights(alone)

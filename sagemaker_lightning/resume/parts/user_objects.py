@@ -71,6 +71,8 @@ class UserObjects(Part):
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
         self.grown = GrownModules()
+        self.numbers: list[tuple[Any, str, Any]] = []
+        """Numbers that were replaced as the user's hooks loaded: owner, attribute, the number."""
         self.results: dict[Any, int] | None = None
         """Functions that keep their results, with the number of results at a resumed run's start;
         None before."""
@@ -183,10 +185,11 @@ class UserObjects(Part):
 
     @contextmanager
     def numbers_kept(self) -> Iterator[None]:
-        """Undo what hooks of the user's set, while they load, in the place of numbers.
+        """Note which numbers hooks of the user's replace while they load.
 
-        A `load_state_dict` may move a sum from one attribute to another one. All that training has
-        changed is restored later; a number that it had not changed is as the program has made it.
+        The hooks that begin training get what was loaded, as with Lightning. A `load_state_dict`
+        may move a sum from one attribute to another one, though: once these hooks have run, a
+        number that training had not changed is as the program has made it.
         """
         owners = start_hooks.objects_of_hooks(self.trainer).values()
         before = [(owner, object_graph.attributes(owner)) for owner in owners]
@@ -196,7 +199,7 @@ class UserObjects(Part):
             for name, value in values.items():
                 now = present.get(name)
                 if now is not value and type(value) in NUMBERS and type(now) in NUMBERS:
-                    setattr(owner, name, value)
+                    self.numbers.append((owner, name, value))
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore what has changed, as far as the objects exist.
@@ -213,6 +216,10 @@ class UserObjects(Part):
         incomplete = {
             path for path, _ in self._missing_attributes(saved) if path in self._data_paths()
         }
+        if moment is Moment.TRAINING:
+            for owner, name, number in self.numbers:
+                setattr(owner, name, number)
+            self.numbers = []
         # What hooks have computed at the start may be each rank's own.
         own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
         self._restore_graph(saved, incomplete, own, is_late=moment is Moment.TRAINING)
