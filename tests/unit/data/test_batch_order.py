@@ -204,7 +204,7 @@ def test_the_sampler_within_a_sampler_of_batches_gets_the_epoch():
     assert batches(make(), epoch=3) == [[[3, 4]], [[5, 6]], [[7, 8]], [[9, 10]]]
 
 
-def test_a_sampler_of_batches_is_not_told_the_epoch():
+def test_no_epoch_is_set_on_a_sampler_of_batches():
     """Nor does Lightning tell it: the run would have other batches than with Lightning alone."""
 
     class Shifting(Sampler):
