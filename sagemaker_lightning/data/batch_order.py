@@ -200,6 +200,10 @@ class Batches(Sampler[Any]):
             raise TypeError(f"{type(self.sampler).__name__} has no length")
         return self.epoch_plan.division.batches
 
+    def has_other_length(self) -> bool:
+        """Return whether the sampler has another length now than at the start."""
+        return self.length is not None and sized_len(self.sampler) != self.length
+
     def sizes(self, epoch: int, batch: int) -> list[int]:
         """Return the number of samples that each rank has in a batch."""
         if self.epoch_plan is None:

@@ -78,8 +78,9 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     if isinstance(loader, (PartitionedLoader, Streamed)):
         return loader, ""
     if isinstance(loader, Exact):
-        # A program may use one loader in several trainings, each with a seed of its own.
-        if loader.exactly.seed[:1] != seed[:1]:
+        # A program may use one loader in several trainings, each with a seed of its own, and its
+        # sampler may have got another length when Lightning asks for the loaders anew.
+        if loader.exactly.seed[:1] != seed[:1] or loader.exactly.has_other_length():
             _make_exact(loader, seed, rank, world_size)
         return loader, ""
     iter_method = getattr(type(loader), "__iter__", None)

@@ -271,3 +271,19 @@ def test_processes_share_a_loader_without_a_trainer():
     assert sorted(drawn()) == list(range(43))
     shares = [drawn(rank=rank, world_size=2) for rank in range(2)]
     assert sorted(sum(shares, [])) == list(range(43)) and list(map(len, shares)) == [22, 21]
+
+
+def test_a_sampler_that_has_got_longer_is_drawn_to_its_end_once_the_loaders_are_asked_for_anew():
+    class Growing(Sampler):
+        size = 2
+
+        def __len__(self) -> int:
+            return self.size
+
+        def __iter__(self):
+            yield from range(self.size)
+
+    loader, _ = exact(DataLoader(range(9), sampler=Growing()), 7, "train")
+    assert len(loader) == 2
+    loader.sampler.size = 4
+    assert len(exact(loader, 7, "train")[0]) == 4
