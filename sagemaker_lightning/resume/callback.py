@@ -7,6 +7,7 @@ handler of SIGTERM instead calls a collective operation right away, in which ran
 the same step hang (Lightning issue 20806).
 """
 
+import atexit
 import copy
 import os
 from collections.abc import Mapping
@@ -538,6 +539,9 @@ class ExactResume(EarlyCallback):
             self.signals.leave()
             parent_process.launch_no_more(os.environ)
         loggers.end_training(trainer.loggers)
+        # Lightning leaves it running, for hooks of other callbacks; one of torch's that runs at the
+        # process's end may crash that.
+        atexit.register(trainer.profiler.teardown, None)  # type: ignore[attr-defined]  # Lightning sets it from outside
         self.changed.close()
         run = self.run
         self._drop_run()
