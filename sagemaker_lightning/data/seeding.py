@@ -205,7 +205,7 @@ class Seeding(Callback):
     def _tell_streams_apart(self, trainer: Trainer, loaders: TrainingLoaders) -> None:
         """Have generators that are each rank's own, such as seeded by it, draw other numbers."""
         streams = [each for each in loaders.resumables if isinstance(each, UnplacedLoader)]
-        if data_ranks(trainer) == 1 or not streams:
+        if not streams or data_ranks(trainer) == 1:
             return
         states = [
             {path: GENERATOR.mark(generator) for path, generator in each.generators().items()}

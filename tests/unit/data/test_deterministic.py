@@ -514,7 +514,8 @@ def test_ranks_whose_samplers_have_generators_of_their_own_draw_apart(of_rank):
 def test_each_rank_knows_what_each_shared_loader_draws_first():
     def orders(rank: int) -> dict[str, int]:
         seeding = Seeding(7)
-        trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        alike = SimpleNamespace(broadcast=lambda states: states)
+        trainer = SimpleNamespace(global_rank=rank, world_size=2, strategy=alike)
         loaders = [noisy(), DataLoader(Ten()), noisy(shuffle=False)]
         combined = CombinedLoader(
             [seeding._exact(trainer, loader, RunningStage.TRAINING) for loader in loaders],

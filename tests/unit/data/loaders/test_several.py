@@ -226,7 +226,7 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 
     class Loop(_Loaders, _TakesLoaders):
         kind = "train"
-        trainer = SimpleNamespace(global_rank=0)
+        trainer = SimpleNamespace(global_rank=0, world_size=1)
         of = SimpleNamespace(seeding=Seeding(7))
 
     children_before = set(active_children())

@@ -179,7 +179,7 @@ def test_a_pool_of_threads_what_waits_and_what_is_only_read_are_no_state(tmp_pat
         condition=threading.Condition(),
         pool=ThreadPoolExecutor(1),
         database=sqlite3.connect(":memory:"),
-        text=(tmp_path / "text").open("w"),
+        text=(tmp_path / "text").open("a"),
     )
     state = state_of(model)
     with model.lock, model.condition:
