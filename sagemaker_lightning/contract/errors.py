@@ -15,10 +15,10 @@ class UserError(ValueError):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(self._own(each) for each in args))
+        super().__init__(*(self._without_traceback(each) for each in args))
 
     @classmethod
-    def _own(cls, value: object) -> object:
+    def _without_traceback(cls, value: object) -> object:
         """Return a text without the traceback that torch puts before a data worker's.
 
         torch makes the error of a worker again in the process that waits for the data.

@@ -260,6 +260,7 @@ class OtherFailed(Exception):
 
 
 EARLY = "code of the job has ended it early (os._exit(0), SystemExit or the like)"
+"""What is said of a program that has ended with exit status 0 and is not done."""
 
 
 class NoModel(UserError):

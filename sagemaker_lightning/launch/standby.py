@@ -21,6 +21,7 @@ from sagemaker_lightning.launch import HOME, attempts
 from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.launch.warm_start import Answer, RankStart
 from sagemaker_lightning.nodes import rank_progress
+from sagemaker_lightning.nodes.waits import TORCHRUN
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process.supervisor import ProgramEnd, Started, Supervisor, command_line
 
@@ -30,8 +31,6 @@ ANSWER_SECONDS = 60.0
 """Seconds for an answer, as the process may have just begun its imports; without one, it hangs."""
 LOCAL_RANK = "LOCAL_RANK"
 """The variable by which a rank knows that a launcher has started it."""
-TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""The variable by which torch knows that torchrun has started a process."""
 OWN_IMPORTS = ("sagemaker_lightning.resume.callback",)
 """What each program has imported that the watch knows of."""
 IMAGES_IMPORTS = ("sagemaker_lightning.cli.run", "torch.utils.tensorboard")

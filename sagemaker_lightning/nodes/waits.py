@@ -34,8 +34,8 @@ SERVING = ("pt_", "gloo_", "NCCL", "cuda", start_notice.THREAD)
 
 They serve the other threads, and bring nothing that the program waits for.
 """
-TORCHRUN = b"TORCHELASTIC_RUN_ID="
-"""The beginning of the variable that torchrun gives its ranks."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""The variable that torchrun gives its ranks, by which torch knows that it has started them."""
 
 
 def waits_within(pid: int, is_rank: bool = False) -> bool:
@@ -100,5 +100,5 @@ def torchruns(parents: Mapping[int, int]) -> set[int]:
 def _is_of_torchrun(pid: int) -> bool:
     with suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return any(variable.startswith(TORCHRUN) for variable in variables)
+        return any(variable.startswith(f"{TORCHRUN}=".encode()) for variable in variables)
     return False

@@ -309,7 +309,7 @@ class Run:
             self.trainer, self.part(DataEpoch).data_module_loads
         )
         lightning_checkpoints.load_module_and_callbacks_within(
-            self.trainer, self.part(UserObjects).numbers_kept
+            self.trainer, self.part(UserObjects).noting_replaced_numbers
         )
         lightning_checkpoints.load_loops_within(self.trainer, self.part(Limits).loading_loops)
         weights = self.part(Weights)

@@ -96,8 +96,8 @@ class Mentioned(NamedTuple):
     """The classes, all of whose variables are meant."""
     of_functions: dict[str, Any]
     """By name: cells that functions have closed over, mutable defaults, functions that keep the one
-    object that they have made, and functions and members of enums, which may have attributes, as
-    `object_graph.Added`."""
+    object that they have made, what wrappers hold in the place of a function, and functions and
+    members of enums, which may have attributes, as `object_graph.Added`."""
     of_code: dict[str, replaced_code.Place]
     """Where code is that the user's code reaches, by name."""
     names: dict[types.FunctionType, frozenset[str]]
@@ -190,7 +190,7 @@ def _kept_by_code(mentioned: Mentioned) -> Iterator[tuple[Any, bool]]:
                 yield value, is_global
             within = [getattr(value, name, None) for name in WRAPPED]
             for each in within:
-                if kind_of(each) is not None and _is_held(each) and id(each) not in seen_ids:
+                if _is_held_object(each) and id(each) not in seen_ids:
                     yield each, False
         else:
             continue
@@ -208,9 +208,7 @@ def _members_of(name: str, function: types.FunctionType, is_global: bool) -> dic
     defaults = enumerate(function.__defaults__ or ())
     members = {f"defaults{n}": each for n, each in defaults} | (function.__kwdefaults__ or {})
     found |= {
-        f"{name}.{member}": value
-        for member, value in members.items()
-        if kind_of(value) is not None and _is_held(value)
+        f"{name}.{member}": value for member, value in members.items() if _is_held_object(value)
     }
     if is_global or any(map(_is_held, vars(function).values())):
         found[name] = object_graph.Added(function, ())
@@ -250,7 +248,7 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
             if member.cache_info().currsize != 1:
                 continue
             member = member()  # kept: the function does not run
-            if kind_of(member) is None or not _is_held(member):
+            if not _is_held_object(member):
                 continue
         held[f"{VARIABLES}{name}"] = member
     return held
@@ -314,6 +312,11 @@ def _is_held(value: Any) -> bool:
     return kind is OBJECT and not (is_librarys and isinstance(value, OF_LIGHTNING))
 
 
+def _is_held_object(value: Any) -> bool:
+    """Return whether a value is an object with an identity, and `_is_held`."""
+    return kind_of(value) is not None and _is_held(value)
+
+
 def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
     """Return bytes by which values of variables can be compared, by their names.
 
@@ -360,7 +363,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                         for each in values
                         if id(each) not in saved_ids
                         and not isinstance(each, enum.Enum)  # its attributes are variables
-                        and not (is_saved and kind_of(each) is not None and _is_held(each))
+                        and not (is_saved and _is_held_object(each))
                     ]
                     if not value:
                         continue

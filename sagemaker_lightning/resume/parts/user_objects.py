@@ -71,8 +71,8 @@ class UserObjects(Part):
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
         self.grown = GrownModules()
-        self.numbers: list[tuple[Any, str, Any]] = []
-        """Numbers that were replaced as the user's hooks loaded: owner, attribute, the number."""
+        self.replaced_numbers: list[tuple[Any, str, Any]] = []
+        """What the user's hooks have replaced while they loaded: owner, attribute, the number."""
         self.results: dict[Any, int] | None = None
         """Functions that keep their results, with the number of results at a resumed run's start;
         None before."""
@@ -184,7 +184,7 @@ class UserObjects(Part):
         }
 
     @contextmanager
-    def numbers_kept(self) -> Iterator[None]:
+    def noting_replaced_numbers(self) -> Iterator[None]:
         """Note which numbers hooks of the user's replace while they load.
 
         The hooks that begin training get what was loaded, as with Lightning. A `load_state_dict`
@@ -199,7 +199,7 @@ class UserObjects(Part):
             for name, value in values.items():
                 now = present.get(name)
                 if now is not value and type(value) in NUMBERS and type(now) in NUMBERS:
-                    self.numbers.append((owner, name, value))
+                    self.replaced_numbers.append((owner, name, value))
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore what has changed, as far as the objects exist.
@@ -217,9 +217,9 @@ class UserObjects(Part):
             path for path, _ in self._missing_attributes(saved) if path in self._data_paths()
         }
         if moment is Moment.TRAINING:
-            for owner, name, number in self.numbers:
+            for owner, name, number in self.replaced_numbers:
                 setattr(owner, name, number)
-            self.numbers = []
+            self.replaced_numbers = []
         # What hooks have computed at the start may be each rank's own.
         own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
         self._restore_graph(saved, incomplete, own, is_late=moment is Moment.TRAINING)

@@ -182,16 +182,20 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
         exact(make(), 7, rank=0, world_size=10)
 
 
+class OfEpoch(Sampler):
+    """An order of nine that depends on the epoch that the sampler was given."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 9
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 def test_the_sampler_within_a_sampler_of_batches_gets_the_epoch():
-    class Shuffling(Sampler):
-        epoch = 0
-
-        def __len__(self) -> int:
-            return 9
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
+    class Shuffling(OfEpoch):
         def __iter__(self):
             yield from range(self.epoch, self.epoch + 9)
 
@@ -207,20 +211,12 @@ def test_the_sampler_within_a_sampler_of_batches_gets_the_epoch():
 def test_no_epoch_is_set_on_a_sampler_of_batches():
     """Nor does Lightning tell it: the run would have other batches than with Lightning alone."""
 
-    class Shifting(Sampler):
-        epoch = 0
-
-        def __len__(self) -> int:
-            return 3
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
+    class Shifting(OfEpoch):
         def __iter__(self):
-            yield from ([self.epoch + number] for number in range(3))
+            yield from ([self.epoch + number] for number in range(9))
 
     make = lambda: DataLoader(TensorDataset(torch.arange(30)), batch_sampler=Shifting())  # noqa: E731
-    assert batches(make(), epoch=3) == [[[0]], [[1]], [[2]]]
+    assert batches(make(), epoch=3) == [[[number]] for number in range(9)]
 
 
 def test_too_few_samples_for_all_ranks_are_an_error():
