@@ -361,8 +361,8 @@ def test_a_start_that_looks_now_and_then_whether_it_may_continue_does_not_hang(s
         "while True: lock.acquire()",
         settles=False,
     )
-    before = waits.wakes(pid)
     assert why_idle(1000.0) == ""
+    before = waits.wakes(pid)
     while waits.wakes(pid) == before:
         time.sleep(0.01)
     assert why_idle(1001.0) == why_idle(1000.0 + STARTS) == ""
