@@ -320,6 +320,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.utils.data.dataloader": {
             "_BaseDataLoaderIter": "class",
+            "_BaseDataLoaderIter._index_sampler": "attribute",
+            "_BaseDataLoaderIter._next_index": "(self)",
+            "_BaseDataLoaderIter._sampler_iter": "attribute",
+            "_SingleProcessDataLoaderIter": "class",
             "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)",
         },
         "threading": {

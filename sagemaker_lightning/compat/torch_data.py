@@ -11,11 +11,12 @@ fetchers in _utils/fetch.py (`fetch`, `dataset_iter`), who calls `create_fetcher
 
 import copy
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import DataLoader, _DatasetKind
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 ITERATOR_ATTRIBUTE = "_iterator"
 """Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
@@ -73,6 +74,36 @@ def kept_iterators(loader: Any) -> list[Any]:
         elif isinstance(value, DataLoader):
             kept += kept_iterators(value)
     return kept
+
+
+ITERATOR_CLASS = _SingleProcessDataLoaderIter
+"""The class of a DataLoader's iterators without data workers."""
+
+
+def drawing_of(iterator: Any) -> Any:
+    """Return the iterator over indices by which an iterator of a DataLoader draws."""
+    return getattr(iterator, "_sampler_iter", None)
+
+
+@contextmanager
+def watching_draws(drawing: Callable[[Any, Any, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have `drawing` draw the indices for all iterators of DataLoaders in the block.
+
+    Args:
+        drawing: Called with the iterator over indices, what it goes over, and a function that
+            draws once; returns what that returns.
+    """
+    before: Any = _BaseDataLoaderIter._next_index
+
+    def next_index(self: Any) -> Any:
+        return drawing(self._sampler_iter, self._index_sampler, lambda: before(self))
+
+    _BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]  # replaced on purpose
+    try:
+        yield
+    finally:
+        if _BaseDataLoaderIter._next_index is next_index:
+            _BaseDataLoaderIter._next_index = before  # type: ignore[method-assign]
 
 
 def code_of_thread(thread: threading.Thread) -> str:

@@ -77,6 +77,7 @@ from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.stopping import Intervals
+from sagemaker_lightning.state.graph.kinds import draws
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.state import NOTHING_TRAINED
 
@@ -288,6 +289,7 @@ class ExactResume(EarlyCallback):
         self.changed.close()
         if self.arguments["exact"]:
             self.changed.enter_context(entropy_replaced(unseeded.bits))
+            self.changed.enter_context(draws.watching())
             self.changed.enter_context(torch_compile.compile_each_shape())
             self.changed.enter_context(calling_hooks_directly())
             self.changed.enter_context(leaving_signals(stops_training))

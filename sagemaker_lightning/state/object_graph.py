@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING, SET_ON_TRAINER
-from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
+from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE, ITERATOR_CLASS
 from sagemaker_lightning.compat.torch_modules import members, unwrapped
 from sagemaker_lightning.state.caches import kept
 
@@ -316,6 +316,11 @@ def _are_library_iterators(class_: type) -> bool:
     )
 
 
+def _are_more_than_attributes(class_: type) -> bool:
+    is_iterator = _are_library_iterators(class_) and class_ is not ITERATOR_CLASS
+    return is_iterator or issubclass(class_, Trainer)
+
+
 class _Moment(threading.local):
     """What this thread has found while nothing changes: see `at_one_moment`."""
 
@@ -571,9 +576,9 @@ def attributes(value: Any) -> dict[str, Any]:
 
     Those that a library's own code handles are left out. For a function, return the variables that
     it has closed over. A library's iterator has none: its position, and what its workers do, are
-    more than its attributes. A trainer has none: what a user has added to it is a root of its own.
-    A library's callback has only the functions that it was given, what replaces its methods, and
-    what a user has added.
+    more than its attributes, but for that of a DataLoader without workers. A trainer has none: what
+    a user has added to it is a root of its own. A library's callback has only the functions that it
+    was given, what replaces its methods, and what a user has added.
     """
     class_ = type(value)
     if class_ is Added:
@@ -583,7 +588,7 @@ def attributes(value: Any) -> dict[str, Any]:
             # Lightning notes what a loader was made with, as __pl_saved_args.
             if name not in value.excluded and not name.startswith("__")
         }
-    if _are_library_iterators(class_) or isinstance(value, Trainer):
+    if _are_more_than_attributes(class_):
         return {}
     if is_librarys_callback(class_):
         own = _set_by_libraries(class_, ())
@@ -644,7 +649,7 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
         name: The name of the attribute.
         value: The value.
     """
-    if is_library_iterator(owner) or isinstance(owner, Trainer):
+    if _are_more_than_attributes(type(owner)):
         return False
     if isinstance(owner, types.FunctionType):
         is_librarys = (owner.__module__ or "").partition(".")[0] in LIBRARIES

@@ -393,6 +393,8 @@ class Reports:
         """
         for path, value in self.state.reached(object):
             is_half_done = object_graph.is_library_iterator(value) and not has_position(value)
+            if is_half_done and any(path.startswith(f"{within}.") for within in self.reported):
+                continue
             if path.startswith(VALIDATION) and object_graph.is_of_pipeline(type(value)):
                 continue
             if (

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sagemaker_lightning.compat import namespaces
+from sagemaker_lightning.compat.torch_data import ITERATOR_CLASS
 from sagemaker_lightning.state.graph.fingerprints import PYTHONS
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.kinds.code import LAYERS
@@ -24,7 +25,7 @@ from sagemaker_lightning.state.object_graph import (
 )
 
 OF_LIBRARIES = {**CLASSES_OF_TORCH, **LAYERS} | {
-    class_name(class_): class_ for class_ in NAMESPACES
+    class_name(class_): class_ for class_ in (*NAMESPACES, ITERATOR_CLASS)
 }
 """Classes of which a record may have new objects in any program, by name."""
 

@@ -21,12 +21,14 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from sagemaker_lightning.compat.torch_data import ITERATOR_CLASS, drawing_of
 from sagemaker_lightning.compat.torch_modules import COMPILER_MODULES, SHARDING_MODULES
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph import atoms, fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
+from sagemaker_lightning.state.graph.kinds.draws import DrawsKind, how_begun
 from sagemaker_lightning.state.graph.kinds.memory import ArrayKind, TensorKind, pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import (
     BASES,
@@ -103,6 +105,7 @@ KINDS: dict[str, Kind] = {
         CycleKind(),
         ReversedKind(),
         JoinedKind(),
+        DrawsKind(),
         MethodKind(),
         MethodOfCKind(),
         WeakReferenceKind("weak reference", weakref.ref),
@@ -112,7 +115,7 @@ KINDS: dict[str, Kind] = {
 }
 """The kinds of which a record has nodes, by name."""
 POSITIONED_KINDS = tuple(
-    KINDS[name] for name in ("count", "iterator", "cycle", "reversed", "joined")
+    KINDS[name] for name in ("count", "iterator", "cycle", "reversed", "joined", "draws")
 )
 """The kinds of iterators."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
@@ -194,6 +197,10 @@ def kind_of(value: Any, known: Mapping[int, "Node"] | None = None) -> Kind | Non
 def _kind_of_librarys(value: Any) -> Kind:
     """Return the kind of a library's object: what its class alone does not tell."""
     class_ = type(value)
+    if class_ is types.GeneratorType and how_begun(value) is not None:
+        return KINDS["draws"]
+    if class_ is ITERATOR_CLASS:
+        return OBJECT if has_position(value) else LIBRARYS
     if class_ in ITERATORS and place_in_sequence(value):
         return KINDS["iterator"]
     if class_ is itertools.cycle and place_in_cycle(value):
@@ -296,7 +303,12 @@ def holds_values_alone(value: Any) -> bool:
 
 
 def has_position(value: Any) -> bool:
-    """Return whether an object is an iterator whose position a record has."""
+    """Return whether an object is an iterator whose position a record has.
+
+    That of a DataLoader has the position of the iterator by which it draws.
+    """
+    if type(value) is ITERATOR_CLASS:
+        value = drawing_of(value)
     return kind_of(value) in POSITIONED_KINDS
 
 

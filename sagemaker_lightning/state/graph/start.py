@@ -91,6 +91,8 @@ class Start:
         self.kept_bytes = 0
         self.nodes: dict[int, Node] = {}
         self.paths: dict[int, str] = {}
+        self.roots: dict[str, int] = {}
+        """By what each root is known, which may have been reached by another path first."""
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
         self.optimizers: dict[str, Optimizer] = {}
@@ -127,6 +129,7 @@ class Start:
             rest = {key: node for key, node in new_nodes.items() if key not in taken}
             self._add(taken | rest, {**self.nodes, **self.made})
         for name, root in roots.items():
+            self.roots[name] = key_of(root)
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer
 
@@ -294,16 +297,21 @@ class Start:
         """
         if (node := self.by_path.get(path)) is not None:
             return node
+        if path in self.roots:
+            return self._known_by(path, self.nodes.get(self.roots[path]))
         ends = [match.start() for match in STEP.finditer(path)]
         for end in ends[: -MAX_STEPS - 1 : -1]:
             if (holder := self.by_path.get(path[:end])) is not None:
                 key = _key_at(holder.value, path[end:])
-                node = self.nodes.get(key) if key is not None else None
-                if node is not None:
-                    self.paths[key_of(node.value)] = path
-                    self.by_path[path] = node
-                return node
+                return self._known_by(path, self.nodes.get(key) if key is not None else None)
         return None
+
+    def _known_by(self, path: str, node: Node | None) -> Node | None:
+        """Return a node, which is known by a path from now on."""
+        if node is not None:
+            self.paths[key_of(node.value)] = path
+            self.by_path[path] = node
+        return node
 
     @cached_property
     def classes(self) -> Mapping[str, type]:

@@ -338,7 +338,7 @@ def test_what_a_walk_enters():
 
 
 def test_a_librarys_iterator_a_trainer_and_a_file_are_not_read(tmp_path):
-    loader = torch.utils.data.DataLoader([1, 2])
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1)
     assert object_graph.attributes(iter(loader)) == {}
     trainer = Trainer(logger=False, accelerator="cpu")
     trainer.seen = 1

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat.torch_data import ITERATOR_CLASS
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, kind_text, refusal
@@ -439,7 +440,7 @@ ITERATORS = frozenset(type(iter(each)) for each in OF_EACH_CLASS)
 
 REVERSED: tuple[type[Any], ...] = reversed, type(reversed([]))
 JOINED: tuple[type[Any], ...] = enumerate, zip
-POSITIONED = ITERATORS | {itertools.count, itertools.cycle, *REVERSED, *JOINED}
+POSITIONED = ITERATORS | {itertools.count, itertools.cycle, *REVERSED, *JOINED, ITERATOR_CLASS}
 """The classes of iterators of which a record may have the position."""
 
 
