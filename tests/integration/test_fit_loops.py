@@ -287,6 +287,32 @@ def test_a_sampler_that_workers_ask_ahead_cannot_follow_after_a_resume(tmp_path,
     assert capfd.readouterr().out.count(says) == 1
 
 
+class Pairing(Noted):
+    """Draws unlabelled samples beside its batches, from an iterator that it keeps."""
+
+    def __init__(self, stop: str = "") -> None:
+        super().__init__(stop)
+        self.unlabelled = DataLoader(TensorDataset(torch.rand(5, 2)), 2, shuffle=True)
+        self.drawn = None
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        try:
+            (more,) = next(self.drawn or iter(()))
+        except StopIteration:
+            self.drawn = iter(self.unlabelled)
+            (more,) = next(self.drawn)
+        self.seen.append(more.tolist())
+        return super().training_step([torch.cat([batch[0], more])[:2]], batch_idx)
+
+
+@pytest.mark.parametrize("moment", ["batch 0:1", "batch 0:2", "end 0", "batch 1:2"])
+def test_an_iterator_that_the_model_keeps_continues(tmp_path, moment):
+    alone, again = alone_and_resumed(training(Pairing), tmp_path, moment)
+    assert again.seen == alone.seen and len(alone.seen) == 8
+    assert weights(again) == weights(alone)
+
+
 class Turned(Sampler):
     """Begins where it is told to."""
 

@@ -25,13 +25,23 @@ def begun(*orders: list[str]) -> tuple[Thing, GraphState]:
     return counted, state
 
 
-def test_an_object_that_was_reached_by_another_name_first_comes_back():
-    counted, state = begun(["holder"], ["holder", "own"])
+HOLDER_FIRST = ["holder"], ["holder", "own"]
+ROOT_FIRST = ["own"], ["own", "holder"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "path"),
+    [
+        (HOLDER_FIRST, ROOT_FIRST, "holder.table['first'].counted"),
+        (ROOT_FIRST, HOLDER_FIRST, "own"),
+    ],
+)
+def test_an_object_that_was_reached_by_another_name_first_comes_back(saved, restored, path):
+    counted, state = begun(*saved)
     counted.count, counted.rows[:] = 5, [1, 2]
     record = state.encode()
-    path = "holder.table['first'].counted"
     assert {f"{path}.count", f"{path}.rows"} <= set(names_in(record))
-    resumed, again = begun(["own"], ["own", "holder"])
+    resumed, again = begun(*restored)
     again.restore(record)
     assert (resumed.count, resumed.rows) == (5, [1, 2])
     resumed.count = 6

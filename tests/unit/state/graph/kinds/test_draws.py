@@ -72,7 +72,7 @@ def rest(iterator) -> list:
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 @pytest.mark.parametrize("taken", [0, 1, 4])
 @pytest.mark.parametrize("is_there", [True, False], ids=["at the start", "made while training"])
-def test_an_iteration_goes_on(make, taken, is_there):
+def test_an_iteration_continues(make, taken, is_there):
     def begin():
         thing = Thing(loader=make(), iterator=None)
         if is_there:
@@ -109,7 +109,7 @@ def test_what_is_restored_is_saved_again_further_on():
     assert rest(again.iterator) == rest(trained.iterator) == rest(resumed.iterator) != []
 
 
-def test_iterators_that_are_joined_go_on():
+def test_iterators_that_are_joined_continue():
     def begin():
         return Thing(one=LOADERS["shuffled"](), other=LOADERS["weighted"](), both=None)
 
