@@ -1,6 +1,7 @@
 """Keeps a process ready that starts a program again without its imports (launch/warm_start.py)."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,11 @@ from sagemaker_lightning.process.supervisor import ProgramEnd, Started, Supervis
 
 SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
+FIRST_SECONDS = 5.0
+"""Seconds before the process imports anything: the ranks then make what they begin with.
+
+A job that ends by then has no use for it.
+"""
 ANSWER_SECONDS = 60.0
 """Seconds for an answer, as the process may have just begun its imports; without one, it hangs."""
 LOCAL_RANK = "LOCAL_RANK"
@@ -100,7 +107,7 @@ class Rank:
 
 
 class Standby:
-    """Starts a process that waits, once a rank of this host is known; it stays until this is left.
+    """Starts a process that waits, soon after a rank of this host is known; it stays until the end.
 
     By then, that rank has made its own imports. What the process forks has to be known, too. All
     ranks are known before they set up their data. Until then, it can fork the one that starts the
@@ -274,17 +281,22 @@ class Standby:
         They may be dead by then: their files stay.
         """
         known: dict[int, Rank] = {}
+        before = 0
         is_settled = False
+        begins = math.inf
         while not (is_settled or self.ended.wait(POLL_SECONDS)):
             count = 0
-            before = len(known)
             for rank in rank_progress.all_ranks(watch):
                 count = max(count, rank.ranks)
                 if rank.pid not in known:
                     with suppress(OSError):  # it has ended
                         known[rank.pid] = Rank.of_process(rank.pid)
-            if known:
+            if known and begins == math.inf:
+                begins = time.monotonic() + FIRST_SECONDS
+                self.why_not = f"the ranks were known for less than {FIRST_SECONDS:g} s"
+            if time.monotonic() >= begins:
                 is_settled = self._settle(known, len(known) > before, count, cwd)
+                before = len(known)
 
     def _settle(self, known: Mapping[int, Rank], is_new: bool, count: int, cwd: Path) -> bool:
         """Start the process if it can stand for the launcher of these ranks; note them, or why not.

@@ -285,11 +285,12 @@ requests.sendall(json.dumps({"pid": pid}).encode() + b"\\n")
 
 
 @pytest.fixture
-def trained(tmp_path):
+def trained(tmp_path, monkeypatch):
     """A function that starts processes that look like ranks which are about to train.
 
     They know how many they are, unless `count` says otherwise.
     """
+    monkeypatch.setattr(standby, "FIRST_SECONDS", 0.0)
     started = []
     (tmp_path / "mine.py").write_text(WAITS)
 
@@ -376,6 +377,23 @@ def test_ranks_that_were_forked_are_started_again_as_at_first(trained, tmp_path,
         for rank in request["ranks"]:
             del rank["variables"]["MASTER_PORT"]
     assert again == first and first["ranks"][1]["variables"]["MINE"] == "1"
+
+
+def test_no_process_begins_beside_ranks_that_have_just_begun(
+    trained, tmp_path, monkeypatch, capsys
+):
+    """Its imports would slow theirs down, and a short job ends before it is of use."""
+    monkeypatch.setattr(standby, "FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    trained({"LOCAL_RANK": "0"}, count=1)
+    (rank,) = rank_progress.all_ranks(tmp_path / "ranks")
+    with Standby(SageMakerEnvironment(), supervisor(tmp_path, rank.pid)) as aside:
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        says = "the ranks were known for less than 600 s"
+        while aside.why_not != says:
+            time.sleep(0.01)
+        assert not aside.process and aside.take({}) is None
+    assert capsys.readouterr().out == f"starting it with all imports: {says}\n"
 
 
 def test_a_process_begins_with_the_first_rank_and_forks_once_all_are_known(
