@@ -189,8 +189,8 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
     log.log(level, f"resuming from step {resumed.step}: {path}{note}")
     if given_path:
         log.warning(
-            f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
-            f"its own newest checkpoint in {run.folder.path}"
+            f"{given_path}, which Trainer.fit would load, is not: this run began before, and "
+            f"resumes from its own newest checkpoint in {run.folder.path}"
         )
 
 

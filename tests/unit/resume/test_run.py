@@ -324,8 +324,8 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
     trainer(tmp_path / "run", notes, max_epochs=3).fit(Line(), ckpt_path=path)
     assert steps == [*range(3 if began else 13, 19)] and 18 in saved(tmp_path / "run")
     says = (
-        f"warning: ckpt_path={path} is not loaded: this run began before, and resumes from its own "
-        f"newest checkpoint in {tmp_path / 'run'}"
+        f"warning: {path}, which Trainer.fit would load, is not: this run began before, and "
+        f"resumes from its own newest checkpoint in {tmp_path / 'run'}"
     )
     assert (says in capfd.readouterr().out.splitlines()) is began
 
