@@ -714,7 +714,8 @@ class Run:
         """
         if self.saves and not self.has_trained:
             self.has_trained = True
-            self.part(UserObjects).reports.first_batch_ended()
+            for part in self.parts:
+                part.first_batch_ended()
         self.stopping.batch_committed(done)
 
     def epoch_ended(self) -> None:

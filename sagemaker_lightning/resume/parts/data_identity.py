@@ -1,7 +1,7 @@
 """What tells the data, and the model's modules, from others: it is compared, and not restored."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -13,10 +13,15 @@ from sagemaker_lightning.compat.torch_modules import (
     named_modules,
     step_hooks,
 )
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import Part
 from sagemaker_lightning.resume.parts.roots import TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state import module_variables
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 CODE_ROOTS = "model", "callbacks.", "optimizers.", "schedulers."
 """How the paths begin of what the code makes itself."""
@@ -126,9 +131,42 @@ class Structure(Part):
     key = "structure"
     what = "the classes and numbers of hooks of modules"
     when = "never: it is compared"
+    why_differs = "a module or a hook that training has changed, and that no checkpoint holds"
+
+    def __init__(self, run: "Run") -> None:
+        super().__init__(run)
+        self.hooks: dict[str, int] = {}
+        """How many hooks of the user's own each module and optimizer had after the first batch."""
+
+    def first_batch_ended(self) -> None:
+        """Note the hooks that each start of the program registers."""
+        self.hooks = self._own_hooks()
+
+    def _own_hooks(self) -> dict[str, int]:
+        found = {
+            f"model.{name}".removesuffix("."): hooks
+            for name, hooks in hooks_by_module(self.trainer.lightning_module).items()
+        } | {
+            f"optimizers.{position}": step_hooks(optimizer)
+            for position, optimizer in enumerate(self.trainer.optimizers)
+        }
+        return {name: sum(map(module_variables.is_own, hooks)) for name, hooks in found.items()}
+
+    def _report_hooks(self) -> None:
+        """Print, once for each, which have got a hook while training."""
+        for name, count in self._own_hooks().items():
+            if self.hooks.get(name, count) < count and self.trainer.is_global_zero:
+                log.warning(
+                    f"{name} has got a hook while training, and no checkpoint can hold it: after "
+                    "an interruption this run is not exact unless the program registers it again; "
+                    "do so in on_train_start(), which each start calls"
+                )
+            self.hooks[name] = max(self.hooks.get(name, count), count)
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, str]:
-        """Return the classes and numbers, by name."""
+        """Return the classes and numbers, by name; say, once, which hooks are new."""
+        if point:
+            self._report_hooks()
         model = self.trainer.lightning_module
         found = hooks_by_module(model)
         return {

@@ -73,6 +73,9 @@ class Part:
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with, if that counts."""
 
+    def first_batch_ended(self) -> None:
+        """Note what the first batch that this process trains has made."""
+
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return what a checkpoint gets; all ranks call it.
 

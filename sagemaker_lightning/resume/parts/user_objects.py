@@ -114,6 +114,10 @@ class UserObjects(Part):
             kept = module_variables.results_kept(user_objects(self.trainer))
             self.results = {each: each.cache_info().currsize for each in kept}
 
+    def first_batch_ended(self) -> None:
+        """Compare what it has made in variables from now on."""
+        self.reports.first_batch_ended()
+
     def _forget_results(self) -> None:
         """Have results computed again that are of a time before the restore.
 

@@ -1,0 +1,47 @@
+"""Hooks that training registers: no checkpoint holds them, and the first one after them says so."""
+
+import pytest
+from short_fits import Noted, trainer
+from torch.nn.utils import prune
+
+
+def halve(module, inputs, output):
+    return output / 2
+
+
+class Hooking(Noted):
+    """Registers a hook at a moment; each epoch has one of its own while it lasts."""
+
+    def __init__(self, moment: str = "", pruned: bool = False) -> None:
+        super().__init__()
+        self.moment = moment
+        self.pruned = pruned
+
+    def on_train_epoch_start(self):
+        super().on_train_epoch_start()
+        self.of_epoch = self.line.register_forward_hook(halve)
+
+    def on_train_epoch_end(self):
+        self.of_epoch.remove()
+
+    def training_step(self, batch, batch_idx):
+        if self.moment == f"batch {self.current_epoch}:{batch_idx}":
+            self.line.register_forward_hook(halve)
+            self.trainer.optimizers[0].register_step_pre_hook(lambda *_: None)
+        if self.pruned and batch_idx == 2:
+            prune.l1_unstructured(self.line, "bias", 0.5)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("moment", "count"), [("batch 0:2", 1), ("batch 1:0", 1), ("", 0)])
+def test_a_hook_that_training_registers_is_said_once(tmp_path, capfd, moment, count):
+    trainer(tmp_path, every_n_steps=1).fit(Hooking(moment))
+    said = capfd.readouterr().out
+    for name in ("model.line", "optimizers.0"):
+        says = f"warning: {name} has got a hook while training, and no checkpoint can hold it"
+        assert said.count(says) == count
+
+
+def test_a_hook_of_a_library_is_the_librarys_matter(tmp_path, capfd):
+    trainer(tmp_path, every_n_steps=1).fit(Hooking(pruned=True))
+    assert "has got a hook" not in capfd.readouterr().out
