@@ -9,6 +9,8 @@ from typing import Any
 
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.torch_data import (
@@ -30,6 +32,30 @@ from sagemaker_lightning.data.seeded_indices import number_of
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph import values
 
+EACH_TIME = "other batches each time"
+BY_WEIGHTS = "by weights that training may change"
+
+
+class WeightReads(TorchFunctionMode):
+    """Finds out whether code computes with weights to be trained, as a rollout of a policy does.
+
+    What it draws again after some steps is something else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch's; look at what it is given."""
+        given = [*args, *(kwargs or {}).values()]
+        self.found = self.found or any(
+            isinstance(each, nn.Parameter) and each.requires_grad for each in given
+        )
+        return function(*args, **(kwargs or {}))
+
 
 class Redrawn(UnplacedLoader):
     """A stream, or a loader of a class of its own.
@@ -44,8 +70,8 @@ class Redrawn(UnplacedLoader):
         self.workers_before = self.workers
         """The number of data workers of the run that is resumed."""
         self.proved = False
-        self.differs = False
-        """Whether it is known to draw other batches each time: then nothing is drawn to compare."""
+        self.differs = ""
+        """Why it draws other batches each time, if it is known to: nothing is drawn to compare."""
         self.strange_because = ""
         """Why it is to be left to Lightning from the next epoch on; "" if it is not."""
         self.of_nodes = is_of_nodes(loader)
@@ -88,7 +114,7 @@ class Redrawn(UnplacedLoader):
         super().prepare(epoch, saved, must_prove)
         self.workers_before = saved["workers"] if saved else self.workers
         if saved and saved["differs"]:
-            self._note_different()
+            self._note_different(BY_WEIGHTS if saved["differs"] == BY_WEIGHTS else EACH_TIME)
         if saved and not saved["within"] and self.workers != self.workers_before:
             self._tell_other_workers()
         # What was restored is not asked for: some tell it only once they are iterated over.
@@ -163,8 +189,9 @@ class Redrawn(UnplacedLoader):
         data = self.data.encode()
         threads = strange.users_threads(self.loader)
         pools = PoolDraws()
+        weights = WeightReads()
         # What a DataLoader's own dataset draws, the line of its fetcher names.
-        with nullcontext() if isinstance(self.loader, DataLoader) else pools.watching():
+        with nullcontext() if isinstance(self.loader, DataLoader) else pools.watching(), weights:
             self.begin(0)
             batch = next(self.iterator, NO_BATCH)
         has_threads = bool(strange.users_threads(self.loader) - threads)
@@ -175,6 +202,10 @@ class Redrawn(UnplacedLoader):
         if self.of_nodes and strange.nodes_draw_ahead():
             self._put_back(batch)  # they continue while what they draw from is put back
             self._note_different()
+            return
+        if weights.found:
+            self._put_back(batch)
+            self._note_different(BY_WEIGHTS)
             return
         if (following := self._next_of_kept()) is not NO_BATCH:
             self._leave(strange.KEEPS)
@@ -194,10 +225,11 @@ class Redrawn(UnplacedLoader):
         if first_digest != digest_of(repeated):
             self._note_different()
 
-    def _note_different(self) -> None:
+    def _note_different(self, reason: str = EACH_TIME) -> None:
         """Have no run resume within an epoch: what is drawn again would be other batches."""
-        self.proved = self.differs = True
-        self.why = f"{self.name} draws other batches each time"
+        self.proved = True
+        self.differs = reason
+        self.why = f"{self.name} draws {reason}"
 
     def _leave(self, reason: str) -> None:
         """Leave the loader to Lightning: at once what is drawn, its iterations from the next on."""

@@ -241,6 +241,40 @@ def test_who_draws_others_each_time_is_asked_once(wrap):
     assert Rollouts.drawn == before + 4 and combined.why.endswith("draws other batches each time")
 
 
+class Policy(IterableDataset):
+    """What an agent has seen, which acts by the weights that are trained."""
+
+    def __init__(self, is_trained: bool = True) -> None:
+        self.agent = torch.nn.Linear(2, 2).requires_grad_(is_trained)
+        self.acted = 0
+
+    def __iter__(self):
+        seen = torch.zeros(2)
+        for _ in range(4):
+            self.acted += 1
+            with torch.no_grad():
+                seen = self.agent(seen)
+            yield seen
+
+
+@pytest.mark.parametrize("wrap", [lambda data: DataLoader(data, None), lambda data: data])
+def test_what_is_drawn_by_trained_weights_is_not_drawn_again(wrap):
+    """Within an epoch, a resumed run has other weights than at its beginning."""
+    policy = Policy()
+    combined, fetcher = begin(lambda: wrap(policy))
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why.endswith("Policy draws by weights that training may change")
+    assert len(rest(fetcher)) == 4 == policy.acted
+    states = combined.states(fetcher, False)
+    combined, fetcher = begin(lambda: wrap(Policy()))
+    combined.give_back(states)
+    combined.begin(fetcher, 1, 0, states, proves=True)
+    assert combined.why.endswith("Policy draws by weights that training may change")
+    combined, fetcher = begin(lambda: wrap(Policy(is_trained=False)))
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why == ""
+
+
 class InThread:
     """A loader that draws ahead, in a thread."""
 
