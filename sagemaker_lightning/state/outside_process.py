@@ -102,6 +102,12 @@ class OutsideState:
         if known not in (None, content) and _is_called_by_user():
             self.changed_files.add(path)
 
+    def note_open_file(self, file: Any) -> None:
+        """Note a file that an object has, if it was opened for appending before the training."""
+        name, mode = getattr(file, "name", None), getattr(file, "mode", None)
+        if isinstance(name, str) and isinstance(mode, str) and APPENDS(mode):
+            self.appended_files.add(name)
+
     def _note_append(self, file: Any) -> None:
         """Note that a file is opened for appending.
 

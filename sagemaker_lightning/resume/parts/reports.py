@@ -218,6 +218,8 @@ class Reports:
 
     def _report_files(self) -> None:
         """Print, once for each, which files hold state of the training, or rows of its steps."""
+        for _, file in self.state.reached(io.TextIOWrapper, io.BufferedWriter, io.FileIO):
+            self.outside.note_open_file(file)
         texts = {
             path: "is appended to while training: after an interruption, it may have the rows of "
             "some steps twice; write the step into each row, and count the last row of each"

@@ -57,6 +57,7 @@ from sagemaker_lightning.state.graph.kinds.states import (
     ReversedKind,
     SeedKind,
     StreamKind,
+    first_round,
     is_over_sequence,
     place_in_cycle,
     place_in_sequence,
@@ -203,8 +204,10 @@ def _kind_of_librarys(value: Any) -> Kind:
         return OBJECT if has_position(value) else LIBRARYS
     if class_ in ITERATORS and place_in_sequence(value):
         return KINDS["iterator"]
-    if class_ is itertools.cycle and place_in_cycle(value):
-        return KINDS["cycle"]
+    if class_ is itertools.cycle:
+        parts = first_round(value)
+        if place_in_cycle(value) or (parts and has_position(parts[0])):
+            return KINDS["cycle"]
     if class_ in REVERSED and is_over_sequence(value):
         return KINDS["reversed"]
     if class_ in JOINED and all(map(has_position, KINDS["joined"].take(value)[1])):

@@ -90,6 +90,16 @@ def test_a_file_to_which_training_appends_is_named(tmp_path, capfd):
     assert capfd.readouterr().out.count(f"{rows} is appended to while training") == 1
 
 
+def test_a_file_that_was_opened_for_appending_before_the_training_is_named(tmp_path, capfd):
+    with (tmp_path / "rows.csv").open("a") as file, (tmp_path / "new.csv").open("x") as new:
+        model = Noted()
+        model.files = [file, new]
+        trainer(tmp_path / "run").fit(model)
+    printed = capfd.readouterr().out
+    assert printed.count(f"{file.name} is appended to while training") == 1
+    assert f"{new.name} is" not in printed
+
+
 def test_an_environment_variable_that_changes_is_named(tmp_path, capfd):
     trainer(tmp_path, CountsInEnvironment()).fit(Noted())
     printed = capfd.readouterr().out

@@ -324,7 +324,7 @@ class IteratorKind(Kind):
 
     def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the position."""
-        if note[0] and note[0] > MAX_POSITION:
+        if type(note[0]) is int and note[0] > MAX_POSITION:
             raise NotSaved(kind_text(value))
         return note
 
@@ -403,31 +403,47 @@ class JoinedKind(Kind):
 
 
 class CycleKind(IteratorKind):
-    """An itertools.cycle: from its second round on, its part is a list of what it yields."""
+    """An itertools.cycle: from its second round on, its part is a list of what it yields.
+
+    In the first round over what is no sequence, its parts are an iterator, which has a position,
+    and a list of what it has yielded.
+    """
 
     name = "cycle"
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the position in the round, and what the round yields."""
-        place = place_in_cycle(value)
-        assert place is not None  # as above
+        if (place := place_in_cycle(value)) is None:
+            parts = first_round(value)
+            assert parts is not None  # as above
+            return ["first"], [*parts]
         sequence, position = place
         return [position], [sequence]
 
     def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return a cycle that is as far."""
-        cycle = itertools.cycle(super().build(note, parts, classes))
+        if note == ["first"]:
+            iterator, yielded = parts
+            if type(iterator) not in POSITIONED or type(yielded) is not list:
+                raise refusal(self.name)
+            return _cycle(iterator, yielded, is_first=True)
+        iterator = super().build(note, parts, classes)
         ((position,), (sequence,)) = note, parts
         if position is None:
-            return cycle
+            return itertools.cycle(iterator)
         if type(sequence) is not list:  # a range may be longer than the memory
             cycle = itertools.cycle(self.begin(sequence))
             next(itertools.islice(cycle, position, position), None)
             return cycle
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            cycle.__setstate__((sequence, True))  # type: ignore[attr-defined]  # the stubs lack it
-        return cycle
+        return _cycle(iterator, sequence, is_first=False)
+
+
+def _cycle(iterator: Any, yielded: list[Any], is_first: bool) -> "itertools.cycle[Any]":
+    cycle = itertools.cycle(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        cycle.__setstate__((yielded, not is_first))  # type: ignore[attr-defined]  # no stub has it
+    return cycle
 
 
 MAX_POSITION = 1 << 20
@@ -468,10 +484,22 @@ def place_in_cycle(cycle: "itertools.cycle[Any]") -> tuple[Any, int | None] | No
 
     Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools).
     """
+    parts = _parts_of_cycle(cycle)
+    return place_in_sequence(parts[0]) if parts else None
+
+
+def first_round(cycle: "itertools.cycle[Any]") -> tuple[Any, list[Any]] | None:
+    """Return the iterator of a cycle in its first round, and what it has yielded; None later."""
+    parts = _parts_of_cycle(cycle)
+    return parts[:2] if parts and not parts[2] else None
+
+
+def _parts_of_cycle(cycle: "itertools.cycle[Any]") -> tuple[Any, list[Any], bool] | None:
+    """Return a cycle's iterator, what it has yielded, and whether its first round is over."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            _, (iterator,), _ = cast(tuple[Any, ...], cycle.__reduce__())
+            _, (iterator,), (yielded, is_over) = cast(tuple[Any, ...], cycle.__reduce__())
         except (TypeError, ValueError):
             return None
-    return place_in_sequence(iterator)
+    return iterator, yielded, bool(is_over)

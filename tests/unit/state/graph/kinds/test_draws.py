@@ -1,7 +1,9 @@
 """Iterators of DataLoaders that user code keeps: the rest of an iteration is that of the other."""
 
 import copy
+import itertools
 import json
+import sys
 
 import pytest
 import torch
@@ -120,6 +122,24 @@ def test_iterators_that_are_joined_continue():
     trained, resumed = train(begin, change)
     expected, found = list(trained.both), list(resumed.both)
     assert str(found) == str(expected) and len(found) == 5
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python does not tell where a cycle is")
+@pytest.mark.parametrize("taken", [1, 6, 7, 10, 20])
+def test_a_cycle_over_a_loader_continues(taken):
+    """In its first round over seven batches, and in later ones."""
+
+    def begin():
+        return Thing(loader=LOADERS["shuffled"](), cycle=None)
+
+    def change(thing):
+        thing.cycle = itertools.cycle(thing.loader)
+        for _ in range(taken):
+            next(thing.cycle)
+
+    trained, resumed = train(begin, change)
+    expected, found = (str([*itertools.islice(each.cycle, 20)]) for each in (trained, resumed))
+    assert found == expected
 
 
 UNKNOWN = {
