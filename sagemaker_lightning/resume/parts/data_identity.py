@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from lightning_fabric.utilities.data import sized_len
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
@@ -13,12 +15,14 @@ from sagemaker_lightning.compat.torch_modules import (
     named_modules,
     step_hooks,
 )
+from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import Part
 from sagemaker_lightning.resume.parts.roots import TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import module_variables
+from sagemaker_lightning.state.object_graph import is_library_class
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -137,10 +141,15 @@ class Structure(Part):
         super().__init__(run)
         self.hooks: dict[str, int] = {}
         """How many hooks of the user's own each module and optimizer had after the first batch."""
+        self.classes: WeakKeyDictionary[nn.Module, type] = WeakKeyDictionary()
+        """The classes that the modules had then."""
 
     def first_batch_ended(self) -> None:
-        """Note the hooks that each start of the program registers."""
+        """Note the hooks and classes that modules have with each start of the program."""
         self.hooks = self._own_hooks()
+        self.classes.update(
+            (module, type(module)) for _, module in named_modules(self.trainer.lightning_module)
+        )
 
     def _own_hooks(self) -> dict[str, int]:
         found = {
@@ -163,10 +172,27 @@ class Structure(Part):
                 )
             self.hooks[name] = max(self.hooks.get(name, count), count)
 
+    def _report_classes(self) -> None:
+        """Print, once for each, which modules have got another class, as by a parametrization.
+
+        Between two classes of the program's own, the objects of users' code change back.
+        """
+        for name, module in named_modules(self.trainer.lightning_module):
+            class_, before = type(module), self.classes.get(module, type(module))
+            is_librarys = is_library_class(class_) or is_library_class(before)
+            if class_ is not before and is_librarys and self.trainer.is_global_zero:
+                log.warning(
+                    f"model.{name} has become {with_article(class_.__name__)} while training, and "
+                    "no checkpoint can hold that: after an interruption this run is not exact, or "
+                    "cannot continue; do so in __init__() or configure_model()"
+                )
+            self.classes[module] = class_
+
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, str]:
-        """Return the classes and numbers, by name; say, once, which hooks are new."""
+        """Return the classes and numbers, by name; say, once, which ones are new."""
         if point:
             self._report_hooks()
+            self._report_classes()
         model = self.trainer.lightning_module
         found = hooks_by_module(model)
         return {

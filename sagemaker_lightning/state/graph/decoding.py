@@ -352,7 +352,9 @@ def _filled_as(kind: Kind, made: Any) -> Kind:
 
 
 def _bytes_of(tensors: list[Tensor]) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if not tensor.is_sparse)
+    return sum(
+        tensor.untyped_storage().nbytes() for tensor in tensors if tensor.layout == torch.strided
+    )
 
 
 def _fits(tensor: Tensor, content: Any) -> bool:

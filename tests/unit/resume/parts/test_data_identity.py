@@ -1,8 +1,9 @@
-"""Hooks that training registers: no checkpoint holds them, and the first one after them says so."""
+"""Hooks and classes that modules get while training: the next checkpoint cannot hold them."""
 
 import pytest
 from short_fits import Noted, trainer
-from torch.nn.utils import prune
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 
 def halve(module, inputs, output):
@@ -40,6 +41,31 @@ def test_a_hook_that_training_registers_is_said_once(tmp_path, capfd, moment, co
     for name in ("model.line", "optimizers.0"):
         says = f"warning: {name} has got a hook while training, and no checkpoint can hold it"
         assert said.count(says) == count
+
+
+class Halved(nn.Module):
+    def forward(self, weight):
+        return weight / 2
+
+
+class Parametrizing(Noted):
+    """One layer is parametrized at the start, and another one while training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = parametrizations.weight_norm(nn.Linear(2, 1))
+
+    def training_step(self, batch, batch_idx):
+        if (self.current_epoch, batch_idx) == (1, 1):
+            parametrize.register_parametrization(self.line, "weight", Halved())
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_module_that_gets_another_class_is_said_once(tmp_path, capfd):
+    trainer(tmp_path, every_n_steps=1).fit(Parametrizing())
+    assert capfd.readouterr().out.count(" has become ") == 1
+    trainer(tmp_path / "other", every_n_steps=1).fit(Noted())
+    assert " has become " not in capfd.readouterr().out
 
 
 def test_a_hook_of_a_library_is_the_librarys_matter(tmp_path, capfd):

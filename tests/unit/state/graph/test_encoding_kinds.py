@@ -296,6 +296,8 @@ ARRAYS = [
     lambda: torch.arange(6).reshape(2, 3).t(),
     lambda: torch.tensor(1.5, dtype=torch.bfloat16),
     lambda: torch.eye(3).to_sparse(),
+    lambda: torch.eye(3).to_sparse_csr(),
+    lambda: torch.eye(4).to_sparse_bsr((2, 2)),
     lambda: torch.nn.Parameter(torch.ones(2), requires_grad=False),
     lambda: torch.ones(2, requires_grad=True),
     lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
