@@ -178,7 +178,8 @@ class ResumableLoader(ABC):
         once the batches before this one have been drawn again.
         """
         if self.data_now is not None:
-            self.data.return_to(self.data_now)
+            # A generator that has drawn those batches is where it was: no record has it.
+            self.data.return_to(self.data_now, keeps_unsaved=True)
             self.data_now = None
 
     def states(self, within: bool) -> dict[str, Any]:

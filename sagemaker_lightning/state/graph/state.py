@@ -14,6 +14,7 @@ from sagemaker_lightning.state.graph.atoms import TUPLE_OF_SCALARS, is_id
 from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
 from sagemaker_lightning.state.graph.kinds.base import refusing
+from sagemaker_lightning.state.graph.kinds.objects import set_member
 from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
     CODE,
@@ -275,14 +276,21 @@ class GraphState:
         self.restored += [(rest, made) for known, made in self.restored if known is record]
         return rest
 
-    def return_to(self, record: Record) -> None:
+    def return_to(self, record: Record, keeps_unsaved: bool = False) -> None:
         """Bring the objects back to the state of which `encode` returned a record.
 
         Args:
             record: The record; it may be another process's, which has made the same objects.
+            keeps_unsaved: Whether attributes stay as they are of which no record has the value,
+                such as a generator. Else they get their values at the start.
         """
+        unsaved = encode(self.roots(), self.begin(), self.touched).unsaved if keeps_unsaved else ()
+        owners = [(self.begin().by_path.get(each.path), each) for each in unsaved]
         self.begin().reset()
         restore(self.roots(), self.begin(), record)
+        for owner, each in owners:
+            if owner is not None and owner.kind is OBJECT and not each.is_part:
+                set_member(owner.value, each.name, each.value)
 
     def return_shared(self, record: Record) -> None:
         """Bring the content that processes share back to a state, and nothing else.

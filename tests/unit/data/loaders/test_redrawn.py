@@ -241,6 +241,26 @@ def test_who_draws_others_each_time_is_asked_once(wrap):
     assert Rollouts.drawn == before + 4 and combined.why.endswith("draws other batches each time")
 
 
+class Forever(IterableDataset):
+    """Keeps a generator, which no record holds, from one epoch to the next."""
+
+    kept = None
+
+    def __iter__(self):
+        if self.kept is None:
+            self.kept = iter(index for _ in range(9) for index in torch.randperm(6).tolist())
+        for _ in range(8):
+            yield next(self.kept)
+
+
+def test_a_generator_that_has_drawn_the_batches_before_continues_in_the_first_epoch():
+    """No record holds it. In later epochs it begins anew, and a line names it."""
+    alone = train(lambda: DataLoader(Forever(), 2))
+    assert train(lambda: DataLoader(Forever(), 2), [(0, 1)]) == alone
+    assert train(lambda: DataLoader(Forever(), 2), [(0, 3)]) == alone
+    assert len(train(lambda: DataLoader(Forever(), 2), [(1, 2)])) == len(alone)
+
+
 class Policy(IterableDataset):
     """What an agent has seen, which acts by the weights that are trained."""
 
