@@ -39,7 +39,8 @@ def test_a_model_that_stays_as_it_is_made_is_not_named(tmp_path, capfd):
 
 
 def test_a_copy_in_memory_leaves_variables_to_the_next_checkpoint(monkeypatch, capsys):
-    reports = Reports(SimpleNamespace(is_global_zero=True), None)
+    state = SimpleNamespace(reached=lambda *classes: ())
+    reports = Reports(SimpleNamespace(is_global_zero=True), state)
     reports.variables_at_start = {"mine.count": b"1"}
     monkeypatch.setattr(reports, "_variables_of_packages", dict)
     monkeypatch.setattr(reports, "_variables", lambda of_packages: {"mine.count": b"2"})
