@@ -118,7 +118,10 @@ class Rehearsal:
 
     def leftovers(self) -> list[str]:
         """Return what is left of this rehearsal: containers, networks, folders."""
-        leftovers = [str(path) for path in self.cache.rglob("*") if path.is_file()]
+        # A guard may remove folders meanwhile: `walk` leaves out what is gone.
+        leftovers = [
+            f"{folder}/{name}" for folder, _, names in os.walk(self.cache) for name in names
+        ]
         if no_engine() is None:
             own_label = (
                 f"{LABEL}={self.cache}"  # the label continues with the name of a folder in it
