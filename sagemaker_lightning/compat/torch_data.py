@@ -20,6 +20,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 ITERATOR_ATTRIBUTE = "_iterator"
 """Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
+ITERATOR_CLASS = _SingleProcessDataLoaderIter
+"""The class of a DataLoader's iterators without data workers."""
 
 
 class CustomIteratorLoader(DataLoader[Any]):
@@ -76,27 +78,23 @@ def kept_iterators(loader: Any) -> list[Any]:
     return kept
 
 
-ITERATOR_CLASS = _SingleProcessDataLoaderIter
-"""The class of a DataLoader's iterators without data workers."""
-
-
-def drawing_of(iterator: Any) -> Any:
+def index_iterator_of(iterator: Any) -> Any:
     """Return the iterator over indices by which an iterator of a DataLoader draws."""
     return getattr(iterator, "_sampler_iter", None)
 
 
 @contextmanager
-def watching_draws(drawing: Callable[[Any, Any, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Have `drawing` draw the indices for all iterators of DataLoaders in the block.
+def watching_draws(draw: Callable[[Any, Any, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have `draw` draw the indices for all iterators of DataLoaders in the block.
 
     Args:
-        drawing: Called with the iterator over indices, what it goes over, and a function that
+        draw: Called with the iterator over indices, what it goes over, and a function that
             draws once; returns what that returns.
     """
     before: Any = _BaseDataLoaderIter._next_index
 
     def next_index(self: Any) -> Any:
-        return drawing(self._sampler_iter, self._index_sampler, lambda: before(self))
+        return draw(self._sampler_iter, self._index_sampler, lambda: before(self))
 
     _BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]  # replaced on purpose
     try:

@@ -146,24 +146,24 @@ class Structure(Part):
 
     def first_batch_ended(self) -> None:
         """Note the hooks and classes that modules have with each start of the program."""
-        self.hooks = self._own_hooks()
+        self.hooks = _own_hooks(self._hooks())
         self.classes.update(
             (module, type(module)) for _, module in named_modules(self.trainer.lightning_module)
         )
 
-    def _own_hooks(self) -> dict[str, int]:
-        found = {
+    def _hooks(self) -> dict[str, list[Any]]:
+        """Return the hooks of each module and optimizer, by its path."""
+        return {
             f"model.{name}".removesuffix("."): hooks
             for name, hooks in hooks_by_module(self.trainer.lightning_module).items()
         } | {
             f"optimizers.{position}": step_hooks(optimizer)
             for position, optimizer in enumerate(self.trainer.optimizers)
         }
-        return {name: sum(map(module_variables.is_own, hooks)) for name, hooks in found.items()}
 
-    def _report_hooks(self) -> None:
+    def _report_hooks(self, hooks: Mapping[str, list[Any]]) -> None:
         """Print, once for each, which have got a hook while training."""
-        for name, count in self._own_hooks().items():
+        for name, count in _own_hooks(hooks).items():
             if self.hooks.get(name, count) < count and self.trainer.is_global_zero:
                 log.warning(
                     f"{name} has got a hook while training, and no checkpoint can hold it: after "
@@ -190,22 +190,29 @@ class Structure(Part):
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, str]:
         """Return the classes and numbers, by name; say, once, which ones are new."""
+        hooks = self._hooks()
         if point:
-            self._report_hooks()
+            self._report_hooks(hooks)
             self._report_classes()
-        model = self.trainer.lightning_module
-        found = hooks_by_module(model)
+        classes = {
+            f"model.{name}".removesuffix("."): type(module).__name__
+            for name, module in named_modules(self.trainer.lightning_module)
+        }
         return {
-            f"the class or the hooks of model.{name}".removesuffix("."): (
-                # A lazy module gets its final class with the first batch.
-                f"{type(module).__name__.removeprefix('Lazy')} {len(found[name])}"
-            )
-            for name, module in named_modules(model)
+            # A lazy module gets its final class with the first batch.
+            f"the class or the hooks of {name}": f"{class_.removeprefix('Lazy')} {len(hooks[name])}"
+            for name, class_ in classes.items()
         } | {
-            f"the hooks of optimizers.{position}": str(len(step_hooks(optimizer)))
-            for position, optimizer in enumerate(self.trainer.optimizers)
+            f"the hooks of {name}": str(len(of_optimizer))
+            for name, of_optimizer in hooks.items()
+            if name not in classes
         }
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each class and number."""
         return dict(saved)
+
+
+def _own_hooks(hooks: Mapping[str, list[Any]]) -> dict[str, int]:
+    """Return how many of the hooks are functions of the user's own, by the owner's path."""
+    return {name: sum(map(module_variables.is_own, each)) for name, each in hooks.items()}

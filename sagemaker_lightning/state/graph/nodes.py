@@ -21,7 +21,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from sagemaker_lightning.compat.torch_data import ITERATOR_CLASS, drawing_of
+from sagemaker_lightning.compat.torch_data import ITERATOR_CLASS, index_iterator_of
 from sagemaker_lightning.compat.torch_modules import COMPILER_MODULES, SHARDING_MODULES
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph import atoms, fingerprints
@@ -204,10 +204,10 @@ def _kind_of_librarys(value: Any) -> Kind:
         return OBJECT if has_position(value) else LIBRARYS
     if class_ in ITERATORS and place_in_sequence(value):
         return KINDS["iterator"]
-    if class_ is itertools.cycle:
-        parts = first_round(value)
-        if place_in_cycle(value) or (parts and has_position(parts[0])):
-            return KINDS["cycle"]
+    if class_ is itertools.cycle and (
+        place_in_cycle(value) or ((parts := first_round(value)) and has_position(parts[0]))
+    ):
+        return KINDS["cycle"]
     if class_ in REVERSED and is_over_sequence(value):
         return KINDS["reversed"]
     if class_ in JOINED and all(map(has_position, KINDS["joined"].take(value)[1])):
@@ -311,7 +311,7 @@ def has_position(value: Any) -> bool:
     That of a DataLoader has the position of the iterator by which it draws.
     """
     if type(value) is ITERATOR_CLASS:
-        value = drawing_of(value)
+        value = index_iterator_of(value)
     return kind_of(value) in POSITIONED_KINDS
 
 

@@ -85,7 +85,7 @@ def _draw(indices: Any, sampler: Any, draw: Callable[[], Any]) -> Any:
     if type(indices) is not types.GeneratorType:
         return draw()
     known = _begun.get(indices)
-    if known is None and _is_new(indices) and is_of_torch(sampler):
+    if known is None and _is_new(indices) and _is_of_torch(sampler):
         known = _begun[indices] = Begun(sampler, [None, None])
     if known is not None and not known.count:
         known.states = _states(sampler)
@@ -96,7 +96,7 @@ def _draw(indices: Any, sampler: Any, draw: Callable[[], Any]) -> Any:
     return drawn
 
 
-def is_of_torch(sampler: Any) -> bool:
+def _is_of_torch(sampler: Any) -> bool:
     """Return whether the order of a sampler is known by how it began."""
     return type(_innermost(sampler)) in SAMPLERS
 
@@ -108,7 +108,7 @@ def how_begun(indices: Any) -> Begun | None:
     if (known := _begun.get(indices)) is not None:
         return known if known.still_tells() else None
     sampler = inspect.getgeneratorlocals(indices).get("self") if _is_new(indices) else None
-    return Begun(sampler, [None, None]) if is_of_torch(sampler) else None
+    return Begun(sampler, [None, None]) if _is_of_torch(sampler) else None
 
 
 def _is_new(indices: Any) -> bool:

@@ -95,18 +95,22 @@ def test_an_iteration_continues(make, taken, is_there):
     assert torch.get_rng_state().equal(after)
 
 
+def begun(make=LOADERS["shuffled"]):
+    """Return an object with a loader, as a program makes it."""
+    return Thing(loader=make(), iterator=None)
+
+
+def draw_one(thing):
+    """Train a step that draws from a new iterator."""
+    thing.iterator = iter(thing.loader)
+    next(thing.iterator)
+
+
 def test_what_is_restored_is_saved_again_further_on():
-    def begin():
-        return Thing(loader=LOADERS["shuffled"](), iterator=None)
-
-    def change(thing):
-        thing.iterator = iter(thing.loader)
-        next(thing.iterator)
-
-    trained, resumed = train(begin, change)
+    trained, resumed = train(begun, draw_one)
     next(trained.iterator), next(resumed.iterator)
-    again = begin()
-    record = record_of(begin, lambda thing: vars(thing).update(vars(resumed)))[0]
+    again = begun()
+    record = record_of(begun, lambda thing: vars(thing).update(vars(resumed)))[0]
     restore({"model": again}, Start({"model": again}), through_a_file(record))
     assert rest(again.iterator) == rest(trained.iterator) == rest(resumed.iterator) != []
 
@@ -150,37 +154,24 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
 def test_an_order_that_is_not_known_is_said(make):
-    def change(thing):
-        thing.iterator = iter(thing.loader)
-        next(thing.iterator)
-
-    _, unsaved = record_of(lambda: Thing(loader=make(), iterator=None), change)
+    _, unsaved = record_of(lambda: begun(make), draw_one)
     assert [each.name for each in unsaved] == ["iterator"]
 
 
 def test_an_order_is_not_known_any_more_once_its_sampler_has_changed():
     def change(thing):
-        thing.iterator = iter(thing.loader)
-        next(thing.iterator)
+        draw_one(thing)
         thing.loader.sampler.weights[3] += 1.0
 
-    make = LOADERS["weighted"]
-    _, unsaved = record_of(lambda: Thing(loader=make(), iterator=None), change)
+    _, unsaved = record_of(lambda: begun(LOADERS["weighted"]), change)
     assert "iterator" in [each.name for each in unsaved]
 
 
 def forged(change):
-    def begin():
-        return Thing(loader=LOADERS["shuffled"](), iterator=None)
-
-    def step(thing):
-        thing.iterator = iter(thing.loader)
-        next(thing.iterator)
-
-    record, _ = record_of(begin, step)
+    record, _ = record_of(begun, draw_one)
     nodes = nodes_of(record)
     change(next(node for node in nodes if node[0] == "draws"))
-    thing = begin()
+    thing = begun()
     restore({"model": thing}, Start({"model": thing}), {**record, "nodes": json.dumps(nodes)})
     return thing
 
