@@ -27,14 +27,23 @@ print_args() {  # TAG -> `export` lines
 }
 
 make_root() {  # DIRECTORY: fill it with a minimal Debian
-    local root=$1 suite mirror source
+    local root=$1 suite mirror source attempt
     suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
     # shellcheck disable=SC2016  # apt's own placeholder
     mirror=$(apt-get indextargets --no-release-info --format '$(REPO_URI)' "Created-By: Packages" "Release: $suite" |
         sed -n 1p)
-    # python3, its venv and its headers: what the stand-in's conda is made of
-    debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,libpython3-dev \
-        "$suite" "$root" ${mirror:+"$mirror"}
+    # A mirror that fails once for one package fails debootstrap: the packages that came are kept for the next attempt.
+    mkdir "$scratch/packages"
+    for attempt in 1 2 3; do
+        rm -rf --one-file-system "$root"
+        # python3, its venv and its headers: what the stand-in's conda is made of
+        if debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,libpython3-dev \
+            --cache-dir="$scratch/packages" "$suite" "$root" ${mirror:+"$mirror"}; then
+            break
+        fi
+        [ "$attempt" -lt 3 ] || return 1
+        sleep $((attempt * 5))
+    done
     for source in /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do
         [ ! -s "$source" ] || install -D -m 644 "$source" "$root$source"
     done
