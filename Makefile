@@ -25,7 +25,7 @@ train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, w
 test: $(VENV)/ready  ## run the tests, four side by side; those of the image need a Docker engine
 	$(BIN)/python -m pytest -n 4 $(FLAGS)
 
-test-thorough: $(VENV)/ready  ## run what .ci/run adds: variants of the image, and claims of those tests by other clients and with more hosts
+test-thorough: $(VENV)/ready  ## each night: variants of the image, and claims of those tests by other clients and with more hosts
 	$(BIN)/python -m pytest -n 4 -m thorough $(FLAGS)
 
 test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save

@@ -357,6 +357,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Tensor._indices": "value",
             "Tensor._post_accumulate_grad_hooks": "attribute",
             "Tensor._values": "value",
+            "Tensor._version": "value",
         },
         "torch._dynamo.eval_frame": {"OptimizedModule._orig_mod": "attribute"},
         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": {

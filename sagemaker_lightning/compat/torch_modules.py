@@ -55,6 +55,12 @@ def children(module: nn.Module) -> dict[str, nn.Module | None]:
     return _by_name(module._modules)
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place."""
+    version: int = tensor._version
+    return version
+
+
 def plain_name(name: str) -> str:
     """Return the name of a weight or a module as it is without torch's wrappers.
 

@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from sagemaker_lightning.compat.torch_data import watching_draws
+from sagemaker_lightning.compat.torch_modules import version_of
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, kind_text, refusal
 
 SAMPLERS = (
@@ -136,7 +137,7 @@ def _attributes(sampler: Any) -> list[Any]:
         for name, value in vars(each).items():
             is_sequence = isinstance(value, (list, range)) and name != "data_source"
             values += [name, tuple(value) if is_sequence else value]
-            values += [value._version] if isinstance(value, Tensor) else []  # noqa: SLF001
+            values += [version_of(value)] if isinstance(value, Tensor) else []
             values += [len(value)] if hasattr(value, "__len__") else []
     return values
 
