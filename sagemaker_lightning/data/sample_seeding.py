@@ -196,7 +196,7 @@ class Fetchers:
     def __init__(self, plan: Plan, roots: dict[str, Any], worker: int | None = None) -> None:
         self.plan = plan
         self.worker = worker
-        self.turn = plan.turn
+        self.turn = self.first_turn = plan.turn
         self.user_generators = UserGenerators(roots)
         self.watch = Watch(roots, plan.warned if worker == 0 else None)
         self.draws = Draws()
@@ -264,7 +264,8 @@ class Fetchers:
             seed_all("samples", *seed, worker)
             fetcher = self.make_fetcher(kind, dataset, *rest)
             first = 0
-            if self.plan.first:
+            # A worker that stays has the plan of the iteration for which it was started.
+            if self.plan.first and turn == self.first_turn:
                 worker, first = self.plan.first[worker]
             drawn_class = (
                 SeededSamplesWithState

@@ -42,6 +42,7 @@ def state_in(artifacts: Path) -> dict:
     return torch.load(unpacked(artifacts / "model.tar.gz") / "model.pt", weights_only=True)
 
 
+@pytest.mark.thorough  # to an entry script, below; without the client: test_toolkit.py
 def test_hyperparameters_of_every_kind(trained):
     """Without source_code, the SDK gives the container no command: the image's own one trains."""
     _, artifacts = trained(hyperparameters=KNOWN)

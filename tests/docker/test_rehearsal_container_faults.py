@@ -52,6 +52,7 @@ def wait_for_new_line(rehearsal: Rehearsal, name: str, text: str, host: str) -> 
     wait_until(lambda: any(text in line for line in rehearsal.lines(name)[host][before:]), text)
 
 
+@pytest.mark.thorough  # without containers: test_rehearsal_processes.py
 def test_networks_disks_and_ranks_of_containers(rehearsal, image):
     name = rehearsal.create(image, NOTICING_SCRIPT, hosts=2, **CHECKPOINTS)
     rehearsal.wait_for_line(name, "net=open disk=free", "algo-1")

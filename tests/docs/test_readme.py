@@ -33,7 +33,7 @@ NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 # The README's containers show what those of the other pages show. A page's blocks stay together.
 THOROUGH_PAGES = {
     page for page, _, text in COMMANDS if page.startswith("docs/") and NEEDS_DOCKER.search(text)
-}
+} | {"docs/sharded.md", "docs/shards.md"}  # they train: test_sharded.py, test_shards_interrupted.py
 
 
 @pytest.fixture(scope="module")
@@ -200,12 +200,12 @@ def test_the_five_lines_say_what_the_page_says(tmp_path):
     assert re.fullmatch(form, said) and re.search(form, output), output
 
 
+@pytest.mark.thorough  # what the SDKs send: test_clients_sdk2.py, test_clients_sdk3.py
 @pytest.mark.docker
 @pytest.mark.parametrize(
     ("sdk", "client", "output"),
     [
-        # What SDK 2 sends: test_clients_sdk2.py.
-        pytest.param("sdk2", "Estimator(", "output/estimator", marks=pytest.mark.thorough),
+        ("sdk2", "Estimator(", "output/estimator"),
         ("sdk3", "ModelTrainer(", "output/model-trainer"),
     ],
 )

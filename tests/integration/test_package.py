@@ -249,6 +249,7 @@ def test_each_command_of_the_wheel_is_tried():
     assert set(names) == {name for name in DESK_COMMANDS + TRAINING_COMMANDS if name[0] != "-"}
 
 
+@pytest.mark.thorough  # a job by the wheel is below
 @pytest.mark.slow
 def test_each_command_of_the_wheel_has_help_far_from_a_checkout(tmp_path: Path, desk, training):
     for python, names in ((desk, DESK_COMMANDS), (training, TRAINING_COMMANDS)):

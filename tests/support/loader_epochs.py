@@ -444,6 +444,30 @@ def of_counting_nodes() -> nodes.Loader:
     return nodes.Loader(nodes.Mapper(nodes.Batcher(Passes(), 2), torch.tensor))
 
 
+class Chunks:
+    """Chunks of numbers; an iteration continues where the one before was left."""
+
+    at = 0
+
+    def __iter__(self):
+        while self.at < 4:
+            self.at += 1
+            yield list(range(2 * self.at, 2 * self.at + 2))
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def of_unpacking_nodes() -> nodes.Loader:
+    """Return torchdata's loader of a node that draws ahead when it gets a state."""
+    numbers = nodes.Unbatcher(nodes.IterableWrapper(Chunks()))
+    return nodes.Loader(nodes.Mapper(nodes.Batcher(numbers, 2), torch.tensor))
+
+
 def cycle(*loaders) -> CombinedLoader:
     return CombinedLoader(loaders, "max_size_cycle")
 

@@ -76,7 +76,7 @@ def cold(command: list[str]) -> subprocess.CompletedProcess:
     )
 
 
-# One in CI; the others are part of the soak.
+# One each night; the others are part of the soak.
 @pytest.mark.parametrize(
     "name",
     [
@@ -205,6 +205,7 @@ def test_the_image_and_a_change_of_it_are_measured(image):
     )
 
 
+@pytest.mark.thorough  # recipes themselves: test_recipes.py
 def test_a_recipe_is_measured(cifar):
     flags = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--data.val_split=20"]
     command = [

@@ -31,6 +31,7 @@ torch.save(kept, "weights.pt")
 '''
 
 
+@pytest.mark.thorough  # a tool for results/real-projects.md
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved_expression", "outcome"),
@@ -39,7 +40,6 @@ torch.save(kept, "weights.pt")
         pytest.param(
             "(model.state_dict(), trainer.logged_metrics, time.time())",
             "two runs that nothing interrupts differ",
-            marks=pytest.mark.thorough,
         ),
     ],
 )

@@ -79,6 +79,7 @@ def output_lines(*words: str) -> list[str]:
     return subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
 
 
+@pytest.mark.thorough  # it runs pytest in pytest
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
 )

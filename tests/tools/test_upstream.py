@@ -44,6 +44,7 @@ def own_tests(folder: Path, names: str = "test") -> str:
     ).stdout
 
 
+@pytest.mark.thorough  # of the patch in docs/upstream alone
 @pytest.mark.skipif(
     not pytorch_lightning.__version__.startswith("2.6."), reason="the patch is of Lightning 2.6"
 )

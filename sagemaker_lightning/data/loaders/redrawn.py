@@ -106,8 +106,8 @@ class Redrawn(UnplacedLoader):
 
     def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
         """Restore the state of the order, of the data, and of what saves a state."""
+        self._restore_source(saved["source"])  # first, as in `_prove`
         super().give_back(saved, data)
-        self._restore_source(saved["source"])
 
     def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
         """Prepare for an epoch, or restore the state that the loader had in it."""
@@ -214,9 +214,10 @@ class Redrawn(UnplacedLoader):
             return
         first_digest = digest_of(batch)
         shared = Shared(self.loader)  # as one draw leaves it, also what the data have
+        # First: nodes that are led back may draw ahead, and have what they draw from move on.
+        self._restore_source(self.source)
         self.order.return_to(order)
         self.data.return_to(data)
-        self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)
         repeated = next(self.iterator, NO_BATCH)

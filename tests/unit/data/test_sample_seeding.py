@@ -278,6 +278,16 @@ def test_workers_that_stay_draw_as_new_ones():
     assert drawn(fetchers(worker=0)) == drawn(fetchers()) not in new
 
 
+def test_a_worker_that_stays_continues_with_anothers_samples_in_one_iteration_only():
+    def drawn(maker: Fetchers) -> float:
+        fetcher = maker.create(_DatasetKind.Iterable, Ten(), True, torch.tensor, False)
+        return fetcher.fetch([0]).item()
+
+    resumed = Fetchers(Plan((7,), 1, ((1, 0), (0, 2))), {}, 1)
+    drawn(resumed)
+    assert drawn(resumed) == drawn(Fetchers(Plan((7,), 2), {}, 1))
+
+
 def test_a_worker_is_seeded_before_the_users_function_and_draws_as_planned(monkeypatch):
     dataset = Ten()
     prepared = []

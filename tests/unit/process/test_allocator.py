@@ -49,6 +49,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.thorough  # of glibc's own: what it is asked is above
 @pytest.mark.slow
 def test_memory_that_was_freed_is_not_cleared_again():
     faults_when_given_back, faults_when_kept = (
@@ -77,6 +78,7 @@ print(kept - before, resident() - before)
 """
 
 
+@pytest.mark.thorough  # of glibc's own: what it is asked is above
 @pytest.mark.slow
 def test_memory_that_was_needed_once_is_given_back():
     bytes_kept, bytes_left = map(

@@ -18,6 +18,7 @@ from loader_epochs import (
     Numbers,
     begin,
     made,
+    of_unpacking_nodes,
     rest,
     stopped,
     train,
@@ -48,6 +49,10 @@ def test_a_stream_without_batches_gives_none():
 )
 def test_to_look_whether_batches_can_be_drawn_again_changes_none(name):
     assert train(LOADERS[name], proves=True) == train(LOADERS[name], proves=False)
+
+
+def test_nodes_that_draw_ahead_when_they_get_a_state_lose_nothing_by_that():
+    assert train(of_unpacking_nodes, proves=True) == train(of_unpacking_nodes, proves=False)
 
 
 class Divided(IterableDataset):
