@@ -34,8 +34,8 @@ class Classes(Mapping[str, type]):
     """The classes of which a record may have new objects, by name.
 
     They are those of the objects of the start, and those that the modules have by name in which
-    these are defined: in a module of the user's own all; in another package's module those of the
-    package, such as the views of a graph, unless their objects do something at their end.
+    these are defined: in a module of the user's own all; in all other modules of these packages,
+    such as the views of a graph, those whose objects do nothing at their end.
     Libraries have those whose objects may be values, such as an estimator, or modules of a net;
     Python's own library has those of them that the user's modules have by name.
 
@@ -52,6 +52,7 @@ class Classes(Mapping[str, type]):
         for class_ in of_objects:
             self.found[class_name(class_)] = class_
             names |= {base.__module__ for base in class_.__mro__ if not is_library_class(base)}
+        self.packages = {name.partition(".")[0] for name in names}
         for name in sorted(names):
             there = namespace(sys.modules.get(name))
             is_own = is_own_module(name)
@@ -72,10 +73,12 @@ class Classes(Mapping[str, type]):
         if name in self.found:
             return self.found[name]
         class_ = imported(name)
-        if not isinstance(class_, type) or not _may_be_made(class_):
+        if not isinstance(class_, type) or class_.__module__ not in self.modules:
             raise KeyError(name)
-        module = class_.__module__
-        if module not in self.modules or module.partition(".")[0] in PYTHONS:
+        package = class_.__module__.partition(".")[0]
+        if package in self.packages and not hasattr(class_, "__del__"):
+            return class_
+        if package in PYTHONS or not _may_be_made(class_):
             raise KeyError(name)
         return class_
 

@@ -562,6 +562,7 @@ class Encoder:
             return False
         key = id(owner.value)
         if key not in self.says_state:
+            self.says_state[key] = True  # what it leads to may lead back to it
             self.says_state[key] = self._draft_state(key, owner)
         return self.says_state[key]
 
@@ -598,7 +599,7 @@ class Encoder:
                 if each not in self.by_others and each not in NAMES_OF_FACTORIES
             }
             parts = (part for draft in drafts.values() for part in draft.parts)
-            if not self.refused.keys().isdisjoint(map(id, parts)):
+            if not self.refused.keys().isdisjoint(map(id, parts)) or self._leads_to_refused(holder):
                 raise NotSaved(kind_text(node.value))
             is_new = self._is_new(key)
             note = node.kind.note_of_new(node.value, []) if is_new else {"names": []}
@@ -617,6 +618,17 @@ class Encoder:
         self.kept.append(holder)
         self._note_holders([*drafts, key])
         return True
+
+    def _leads_to_refused(self, holder: list[Any]) -> bool:
+        """Return whether a state leads to something that cannot be saved.
+
+        What another object leaves out of its own state, it does not lead to.
+        """
+        reached = scan({"": holder}, self.start.skip, self.start.nodes)
+        return any(
+            owner_with_own_state(reached[key]) is None or not self._says_state(reached[key])
+            for key in self.refused.keys() & reached.keys()
+        )
 
     def _keep_first(self, holder: int, key: int) -> bool:
         """Have a container hold what the program makes at that place, and return True if it does.

@@ -164,6 +164,9 @@ def kind_of_class(class_: type) -> Kind | None:
     if class_.__module__.startswith(SHARDING_MODULES) and not issubclass(class_, nn.Module):
         return CODE
     is_librarys = is_library_class(class_)
+    # What an object of C code has is more than its attributes, of which it has none.
+    if not is_librarys and fingerprints.is_shown(class_) and not _may_have_attributes(class_):
+        return LIBRARYS
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
         return LIBRARYS
     is_entered = (
@@ -172,6 +175,12 @@ def kind_of_class(class_: type) -> Kind | None:
         or class_.__module__.startswith(("torchvision", "torch.utils"))
     )
     return OBJECT if is_entered else LIBRARYS
+
+
+def _may_have_attributes(class_: type) -> bool:
+    return any(
+        name in vars(base) for base in class_.__mro__[:-1] for name in ("__dict__", "__slots__")
+    )
 
 
 def kind_of(value: Any, known: Mapping[int, "Node"] | None = None) -> Kind | None:

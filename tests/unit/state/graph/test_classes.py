@@ -26,6 +26,16 @@ def test_views_of_a_graph_that_training_asks_for_come_back():
     assert [*resumed.graph.edges] == [(1, 2), (2, 3)]
 
 
+def test_an_object_of_a_package_comes_back_if_the_program_has_one_of_it():
+    """Each is of a module of its own."""
+    trained, resumed = train(
+        lambda: Thing(graph=networkx.DiGraph()),
+        lambda model: setattr(model, "sets", networkx.utils.UnionFind([1, 2])),
+    )
+    resumed.sets.union(1, 2)
+    assert [*resumed.sets.to_sets()] == [{1, 2}] and len([*trained.sets.to_sets()]) == 2
+
+
 def test_a_librarys_module_that_a_program_did_not_have_at_its_start_comes_back():
     """The program has the class through a module that it has imported."""
     trained, resumed = train(

@@ -5,13 +5,14 @@ import subprocess
 import tempfile
 import threading
 
+import multidict
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import scipy.sparse
 import scipy.stats
 import torch
-from graph_records import Thing, through_a_file, train
+from graph_records import Thing, mine, through_a_file, train
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.linear_model import SGDClassifier
 from torchvision import tv_tensors
@@ -45,6 +46,14 @@ def told(object_):
     if isinstance(object_, torch.distributions.Normal):
         return object_.mean, object_.stddev
     return object_.toarray().tolist()
+
+
+def test_an_object_of_c_code_of_any_package_is_more_than_attributes():
+    """It has none, and its code has what it holds."""
+    owner, state = mine(index=multidict.MultiDict())
+    owner.index.add("a", "1")
+    state.encode()
+    assert [each.name for each in state.unsaved] == ["index"]
 
 
 @pytest.mark.parametrize("is_another", [False, True])

@@ -339,6 +339,24 @@ class Unsaid(Store):
         return vars(self)
 
 
+class Keeper:
+    """Leaves a lock out of its state, and has objects that others change."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.kept = Thing(trials=[])
+
+    def __getstate__(self):
+        return {"kept": self.kept}
+
+
+def test_a_state_that_leads_to_what_no_checkpoint_can_hold_is_none():
+    model, state = mine(keeper=Keeper())
+    model.keeper.kept.trials.append(threading.Lock())
+    state.encode()
+    assert [(each.path, each.name) for each in state.unsaved] == [("mine.keeper.kept", "trials")]
+
+
 @pytest.mark.parametrize("class_", [Store, Hashed])
 def test_an_object_that_says_its_state_comes_back_by_that(class_):
     def begin():
