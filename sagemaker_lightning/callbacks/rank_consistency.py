@@ -21,6 +21,7 @@ from sagemaker_lightning.callbacks.gradient_weighting import (
 from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling, scale_rates
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of, ddp_arguments
+from sagemaker_lightning.compat.model_parallel import data_ranks
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
@@ -146,12 +147,14 @@ class RankConsistency(Callback):
             batch_size = getattr(loader, "batch_size", None) or getattr(
                 data_module_of(trainer), "batch_size", None
             )
+            shares = data_ranks(trainer)  # the ranks of tensor parallelism have the same samples
+            of_ranks = f"{ranks} ranks" if shares == ranks else f"{shares} shares of {ranks} ranks"
             log.info(
                 f"world_size={ranks} hosts={len(self.environment.hosts)} "
                 f"lr_scaling={self.scaling.rule} lr={rates_before} -> {_rates(trainer)} "
                 "effective_batch_size="
-                f"{batch_size * ranks * accumulated if batch_size else 'unknown'} "
-                f"({batch_size or 'unknown'} x {ranks} ranks x {accumulated} accumulated)"
+                f"{batch_size * shares * accumulated if batch_size else 'unknown'} "
+                f"({batch_size or 'unknown'} x {of_ranks} x {accumulated} accumulated)"
             )
 
     def on_before_backward(

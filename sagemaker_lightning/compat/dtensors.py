@@ -56,6 +56,18 @@ def local_part(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
+def added_up(tensor: Tensor) -> Tensor:
+    """Return a tensor of whose sums no rank has a part alone; all ranks of its mesh have to call.
+
+    So are gradients of weights that tensor parallelism applies to other positions on each rank.
+    """
+    if not isinstance(tensor, DTensor) or not any(each.is_partial() for each in tensor.placements):
+        return tensor
+    placements = [Replicate() if each.is_partial() else each for each in tensor.placements]
+    with torch.no_grad():
+        return tensor.redistribute(placements=placements)
+
+
 def local_parts(value: Any) -> Any:
     """Return dicts and lists within each other with this rank's parts of the tensors in them."""
     return mapped(value, lambda path, tensor: local_part(tensor))

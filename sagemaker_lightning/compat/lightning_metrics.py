@@ -9,6 +9,7 @@ decides).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -47,6 +48,26 @@ OF_RANKS |= {"max": dim_zero_max, "builtins.max": dim_zero_max}
 """What makes one of several ranks' values, by the name of the reduction; else they are added."""
 NEWEST_VALUES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Attributes that have the newest values. A checkpoint contains them by these names."""
+
+
+class _ResumedMetadata(_Metadata):
+    """The settings of a value that a run before has logged.
+
+    Whether it is reduced over the ranks, the first `log` says: where there is one process,
+    Lightning takes `sync_dist=True` for False, and refuses another value.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether other settings are the same."""
+        if not isinstance(other, _Metadata):
+            return NotImplemented
+        if self.sync.should != other.sync.should:
+            self.sync.should = other.sync.should
+        return all(
+            getattr(self, field.name) == getattr(other, field.name) for field in fields(_Metadata)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as that of Lightning's
 
 
 def newest_values(trainer: Trainer) -> dict[str, dict[str, Any]]:
@@ -145,7 +166,7 @@ def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:
 
 def _accumulator(trainer: Trainer, saved: Mapping[str, Any], device: torch.device) -> _ResultMetric:
     """Return the accumulator that LightningModule.log would have made for a value."""
-    meta = _Metadata(
+    meta = _ResumedMetadata(
         **{name: saved[name] for name in METADATA}, reduce_fx=REDUCTIONS[saved["reduce"]]
     )
     meta.sync = _Sync(

@@ -96,7 +96,7 @@ ADVICE = (
         "this image has no MPI: give distributed=Torchrun() in place of MPI()",
     ),
     (
-        r"NoCredentialsError|Unable to locate credentials|AccessDenied|\(403\)|Forbidden",
+        r"NoCredentialsError|Unable to locate credentials|AccessDenied|\(403\)|403:? Forbidden",
         "no access to AWS: give the job's role (on a desk: the container, by AWS_* variables) "
         "what it needs",
     ),
@@ -192,7 +192,9 @@ def reported(
     """
     try:
         yield
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # as torch's CheckpointException is
         user_error = _user_error_line(error)
         trace = "" if user_error else traceback.format_exc()
         explained = [
@@ -281,7 +283,7 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _user_error_line(error: Exception) -> str:
+def _user_error_line(error: BaseException) -> str:
     """Return the text of a UserError in one line; "" for any other error.
 
     If a copy of this process (strategy="ddp_spawn") raised it, the error is one of torch's own

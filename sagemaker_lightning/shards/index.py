@@ -67,7 +67,7 @@ class Index:
         rows: Structured [samples]: `offset` int64 [fields] and `size` int32 [fields], both in bytes
             of the shard; `crc` uint32, CRC-32 of the present fields' bytes, one after another.
         first: int64 [shards + 1], the number of each shard's first sample.
-        identity: A number from 0 to 2**60 - 1 that tells it from others.
+        identity: A number from 0 to 2**60 - 1 that tells it from those of other samples.
     """
 
     def __init__(
@@ -215,7 +215,9 @@ def _read(path: Path, file: BinaryIO) -> Index:
     checksum = hashlib.blake2b(rows, digest_size=16)  # type: ignore[arg-type]  # it is a buffer
     if checksum.hexdigest() != header["blake2b"]:
         raise ValueError("its checksum does not match")
-    number = hashlib.blake2b(line, digest_size=8).digest()
+    # `shards index` makes an index anew without the names of the classes, of the same samples.
+    of_samples = json_text({**header, "classes": []}).encode()
+    number = hashlib.blake2b(of_samples, digest_size=8).digest()
     index = Index(shards, fields, classes, rows, int.from_bytes(number, "little") >> 4)
     for shard, begin, end in zip(shards, index.first, index.first[1:], strict=False):
         _check_rows(shard, rows[begin:end])

@@ -242,7 +242,7 @@ def _judged(error: Exception) -> tuple[str, float | None]:
         *(exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError),
         *(exceptions.CredentialRetrievalError, exceptions.MetadataRetrievalError),
         # What is no answer of S3, such as a proxy's; what botocore does not give a class of its own
-        *(ResponseParserError, HTTPError, Overdue),
+        *(ResponseParserError, HTTPError, Overdue, exceptions.FlexibleChecksumError),
     )
     if isinstance(error, passing):
         return "", PATIENCE

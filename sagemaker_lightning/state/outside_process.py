@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.managers import BaseProxy
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,11 @@ def _is_called_by_user() -> bool:
 def hears_a_process(value: Any) -> bool:
     """Return whether an object reads a pipe or a socket, or has such as a public attribute.
 
-    Another process may be at its other end, and have state of its own.
+    Another process may be at its other end, and have state of its own. So has that of a Manager of
+    `multiprocessing`, whose objects open a socket when they are used.
     """
+    if isinstance(value, BaseProxy):
+        return True
     members = [each for name, each in namespace(value).items() if not name.startswith("_")]
     return any(_reads_a_pipe(each) for each in (value, *members))
 

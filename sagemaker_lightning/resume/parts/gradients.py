@@ -46,13 +46,16 @@ class Gradients(Part):
         parameters = _with_lasting_gradients(trainer)
         if not parameters:
             return None if trainer.global_rank else {}
-        gradients_by_name = copy_to_cpu(
-            {
-                name: parameter.grad
-                for name, parameter in parameters.items()
-                if parameter.grad is not None
-            }
-        )
+        gradients = {
+            name: parameter.grad
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
+        model = trainer.lightning_module
+        # What is added to parts of sums has other bits than what is added to sums.
+        if model.automatic_optimization and not lightning_loops.gradients_accumulate(trainer):
+            gradients = {name: dtensors.added_up(each) for name, each in gradients.items()}
+        gradients_by_name = copy_to_cpu(gradients)
         digests = self.run.agreement.gather(digest(gradients_by_name))
         is_shared_out = any(isinstance(each, DTensor) for each in gradients_by_name.values())
         is_as_rank_0 = trainer.global_rank and digests[trainer.global_rank] == digests[0]

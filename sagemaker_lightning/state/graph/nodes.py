@@ -120,6 +120,8 @@ POSITIONED_KINDS = tuple(
 )
 """The kinds of iterators."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
+METHODS_OF_BINDINGS = "instancemethod", "cython_function_or_method"
+"""The names of the classes of methods that pybind11 and Cython make."""
 # An object has the kind of the first of these that it is an instance of.
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
@@ -164,8 +166,8 @@ def kind_of_class(class_: type) -> Kind | None:
     if class_.__module__.startswith(SHARDING_MODULES) and not issubclass(class_, nn.Module):
         return CODE
     is_librarys = is_library_class(class_)
-    # What an object of C code has is more than its attributes, of which it has none.
-    if not is_librarys and fingerprints.is_shown(class_) and not _may_have_attributes(class_):
+    # What an object of C code holds is more than its attributes.
+    if not is_librarys and fingerprints.is_shown(class_) and _has_methods_of_c(class_):
         return LIBRARYS
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
         return LIBRARYS
@@ -177,9 +179,15 @@ def kind_of_class(class_: type) -> Kind | None:
     return OBJECT if is_entered else LIBRARYS
 
 
-def _may_have_attributes(class_: type) -> bool:
+def _has_methods_of_c(class_: type) -> bool:
+    """Return whether a class has methods of C code, and not those of Python's own classes alone."""
     return any(
-        name in vars(base) for base in class_.__mro__[:-1] for name in ("__dict__", "__slots__")
+        getattr(member, "__objclass__", None) is base
+        if isinstance(member, types.MethodDescriptorType)
+        else type(member).__name__ in METHODS_OF_BINDINGS
+        for base in class_.__mro__[:-1]
+        if not is_library_class(base)
+        for member in vars(base).values()
     )
 
 

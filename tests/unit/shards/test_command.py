@@ -13,6 +13,7 @@ from PIL import Image
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.shards import command
+from sagemaker_lightning.shards import index as indexes
 from sagemaker_lightning.shards.dataset import ShardedDataset
 
 
@@ -141,6 +142,17 @@ def test_a_call_that_was_killed_at_its_end_says_that_all_is_done(
         call("make", images, tmp_path / "out", "--shard-bytes=20K")
         assert files(tmp_path / "out") == files(tmp_path / "whole")
     assert capsys.readouterr().out.endswith("shards.index: all is done, 30 samples\n")
+
+
+def test_an_index_that_is_made_anew_is_of_the_same_samples(images, tmp_path):
+    """It has no names of classes, and an interrupted run continues with it."""
+    call("make", images, tmp_path / "out")
+    index = tmp_path / "out/shards.index"
+    made = indexes.read(index)
+    index.unlink()
+    call("index", tmp_path / "out")
+    found = indexes.read(index)
+    assert found.identity == made.identity and made.classes and not found.classes
 
 
 def other_flags(images, out):

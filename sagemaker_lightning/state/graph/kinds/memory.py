@@ -146,7 +146,7 @@ class TensorKind(Kind):
         content: dict[str, Any] = {"values": values}
         if value.device.type != "cpu":
             content["device"] = value.device.type
-        if value.grad_fn is not None:
+        if _is_calculated(value):
             content["calculated"] = True
         elif value.requires_grad:
             content["requires_grad"] = True
@@ -225,6 +225,14 @@ def copy_values(tensor: Tensor, values: Any) -> None:
 def part_of(tensor: Tensor) -> Any:
     """Return which part of a tensor this rank has; None for a tensor of which it has all."""
     return (chunk_of(tensor), tensor.shape) if isinstance(tensor, DTensor) else None
+
+
+def _is_calculated(value: Tensor) -> bool:
+    """Return whether a gradient flows back from a tensor to what it was calculated from."""
+    try:
+        return value.grad_fn is not None
+    except RuntimeError:  # of a view that was made without gradients, and written in place since
+        return False
 
 
 class ArrayKind(Kind):
