@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from untrained import trainer_of
 
 from sagemaker_lightning.compat import lightning_metrics
@@ -62,3 +63,25 @@ def test_what_several_ranks_have_logged_is_logged_by_fewer_or_more(reduce_fx, is
     value = {"mean": 3.0, sum: 3.0, max: 1.0, min: 3.0}[reduce_fx]
     expected = {"mean": 5 / 2, sum: 5, max: 2, min: 2}[reduce_fx]
     assert logged(new, value) == (value if is_synced else expected)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_whether_ranks_share_a_value_the_first_log_says(before):
+    """Lightning takes `sync_dist=True` for False where there is one process."""
+
+    def log(trainer: Trainer, is_synced: bool, **options) -> None:
+        options |= {"on_step": False, "on_epoch": True, "sync_dist": is_synced}
+        options |= {"sync_dist_fn": trainer.strategy.reduce, "batch_size": 1}
+        results = trainer.fit_loop.epoch_loop._results
+        results.log("training_step", "loss", torch.tensor(3.0), **options)
+
+    log(trainer := trainer_of(LightningModule()), before)
+    saved = [lightning_metrics.epoch_sums(trainer)]
+    resumed = trainer_of(LightningModule())
+    lightning_metrics.restore_epoch_sums(resumed, saved, saved, torch.device("cpu"))
+    for _ in range(2):
+        log(resumed, not before)
+    metric = resumed.fit_loop.epoch_loop._results["training_step.loss"]
+    assert metric.meta.sync.should is not before
+    with pytest.raises(MisconfigurationException, match="with different arguments"):
+        log(resumed, not before, prog_bar=True)

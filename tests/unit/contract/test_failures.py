@@ -550,6 +550,21 @@ def test_host_and_rank_are_named(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("error: RuntimeError: no luck [host algo-2, rank 3]\n")
 
 
+def test_what_is_no_exception_of_pythons_own_is_reported_too(tmp_path, capsys):
+    """Some libraries derive their errors from BaseException."""
+
+    class Missing(BaseException):
+        pass
+
+    with pytest.raises(SystemExit), reported(tmp_path / "failure"):
+        raise Missing("no key")
+    assert (tmp_path / "failure").read_text().startswith("error: Missing: no key")
+    for passes in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(passes), reported(None):
+            raise passes
+    assert capsys.readouterr().err.endswith("error: Missing: no key\n")
+
+
 def test_place_without_a_rank():
     assert place({}) == "host localhost, local rank 0"
     assert place({"LOCAL_RANK": "1"}) == "host localhost, local rank 1"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tar_shards
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import EndpointConnectionError, FlexibleChecksumError
 from botocore.utils import ContainerMetadataFetcher
 
 from sagemaker_lightning.contract.errors import UserError
@@ -77,6 +77,11 @@ def test_a_copy_holds_a_part_of_it_in_memory(s3, tmp_path, monkeypatch):
 def test_what_passes_is_tried_again(s3, fault):
     s3.fault = lambda key, number: fault if number in (0, 1) else None
     assert read() == b"2345" and s3.asked[f"{tar_shards.BUCKET}/train/a.tar"] == 3
+
+
+def test_content_that_its_checksum_does_not_match_is_asked_for_again():
+    error = FlexibleChecksumError(error_msg="Expected checksum x did not match")
+    assert sources._judged(error) == ("", sources.PATIENCE)
 
 
 @pytest.mark.parametrize("fault", [(429, ""), (503, "SlowDown"), 0], ids=str)

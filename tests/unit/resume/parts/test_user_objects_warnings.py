@@ -552,6 +552,14 @@ def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
     there.close()
 
 
+def test_what_a_managers_process_has_is_reported_at_the_first_checkpoint(capsys):
+    with multiprocessing.Manager() as manager:
+        in_training(state := state_of(Model(seen=manager.dict())))
+        state.encode_changes(ResumePoint.BATCH)
+        (line,) = capsys.readouterr().out.splitlines()
+    assert "Model.seen is a multiprocessing.managers.DictProxy, which reads from another pr" in line
+
+
 def test_a_hash_that_is_made_while_training_is_reported(capsys):
     state = state_of(model := Model(hash=None))
     model.hash = hashlib.sha256()

@@ -226,6 +226,21 @@ def test_a_tensor_that_was_calculated_requires_gradients_and_is_reported_if_one_
     assert capsys.readouterr().out.count("warning: model.loss was calculated before the inter") == 1
 
 
+def test_a_view_that_nobody_may_ask_for_its_gradient_comes_back():
+    """It was made without gradients, and its base was then written in place with them."""
+
+    def change(model):
+        base = torch.ones(3, requires_grad=True).clone()
+        with torch.no_grad():
+            model.seen = base[:2]
+        base.mul_(2)
+        with pytest.raises(RuntimeError, match="created in no_grad mode"):
+            model.seen.grad_fn  # noqa: B018
+
+    _, resumed = train(Thing, change)
+    assert resumed.seen.tolist() == [2, 2]
+
+
 # ---- what is written -------------------------------------------------------------------------
 
 
