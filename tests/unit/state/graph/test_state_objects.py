@@ -350,7 +350,7 @@ class Keeper:
         return {"kept": self.kept}
 
 
-def test_a_state_that_leads_to_what_no_checkpoint_can_hold_is_none():
+def test_a_state_that_leads_to_what_no_checkpoint_can_hold_is_not_used():
     model, state = mine(keeper=Keeper())
     model.keeper.kept.trials.append(threading.Lock())
     state.encode()
