@@ -20,6 +20,8 @@ from multiprocessing.managers import BaseProxy
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import Store
+
 from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, namespace
 
 MAX_FILES = 1024  # files written while training that are remembered, at most
@@ -147,9 +149,9 @@ def hears_a_process(value: Any) -> bool:
     """Return whether an object reads a pipe or a socket, or has such as a public attribute.
 
     Another process may be at its other end, and have state of its own. So has that of a Manager of
-    `multiprocessing`, whose objects open a socket when they are used.
+    `multiprocessing`, whose objects open a socket when they are used, and a store of the ranks.
     """
-    if isinstance(value, BaseProxy):
+    if isinstance(value, (BaseProxy, Store)):
         return True
     members = [each for name, each in namespace(value).items() if not name.startswith("_")]
     return any(_reads_a_pipe(each) for each in (value, *members))

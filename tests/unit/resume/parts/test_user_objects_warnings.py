@@ -32,6 +32,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 from sklearn.isotonic import IsotonicRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
+from torch.distributed import HashStore
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
@@ -554,10 +555,11 @@ def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
 
 def test_what_a_managers_process_has_is_reported_at_the_first_checkpoint(capsys):
     with multiprocessing.Manager() as manager:
-        in_training(state := state_of(Model(seen=manager.dict())))
+        in_training(state := state_of(Model(seen=manager.dict(), store=HashStore())))
         state.encode_changes(ResumePoint.BATCH)
-        (line,) = capsys.readouterr().out.splitlines()
-    assert "Model.seen is a multiprocessing.managers.DictProxy, which reads from another pr" in line
+        lines = capsys.readouterr().out.splitlines()
+    for line, name in zip(lines, ("multiprocessing.managers.DictProxy", "HashStore"), strict=True):
+        assert f"{name}, which reads from another process" in line
 
 
 def test_a_hash_that_is_made_while_training_is_reported(capsys):
