@@ -20,7 +20,7 @@ from multiprocessing.managers import BaseProxy
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]  # it exports it without __all__
 
 from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, namespace
 
