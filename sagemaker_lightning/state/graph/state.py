@@ -497,6 +497,11 @@ def digest(
             kind, _, note_of, parts, content_of = nodes[target[0]]
             if kind in ORDERLESS:
                 parts, note_of = sorted(parts, key=repr), None
+            elif isinstance(note_of, dict) and "names" in note_of:  # attributes, in any order
+                names = note_of["names"]
+                order = sorted(range(len(names)), key=names.__getitem__)
+                parts = [parts[index] for index in order] + parts[len(names) :]
+                note_of = {**note_of, "names": sorted(names)}
             waiting.append((parts, [kind, note_of], content_of))
         return [numbers[target[0]], is_id(reference)]
 
