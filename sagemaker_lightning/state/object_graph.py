@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -300,9 +301,13 @@ def is_librarys_callback(class_: type) -> bool:
     return is_library_class(class_) and issubclass(class_, Callback)
 
 
+WITHOUT_POSITION = *weakref.ProxyTypes, type(iter(int, 1))
+"""The classes of iterators that are at no place: a proxy, and what calls a function each time."""
+
+
 def is_library_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator of a library's, and no file."""
-    return _are_library_iterators(type(value))
+    """Return whether a value is an iterator of a library's, and no file, that is at some place."""
+    return _are_library_iterators(type(value)) and type(value) not in WITHOUT_POSITION
 
 
 @kept

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -498,12 +499,15 @@ def test_an_iterator_is_reported_once(capsys):
 
     batches = iter(DataLoader(range(4)))
     next(batches)  # before the training: how it began is not known
+    own = Saves()
     state = state_of(
         Sharing(
             batches=batches,
             signs=itertools.cycle({1}),
             file=io.TextIOWrapper(io.BytesIO()),
-            own=Saves(),
+            own=own,
+            proxy=weakref.proxy(own),
+            calls=iter(lambda: 1, 2),
         )
     )
     lines = told(capsys, state)
