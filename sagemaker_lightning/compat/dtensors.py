@@ -56,12 +56,20 @@ def local_part(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
-def added_up(tensor: Tensor) -> Tensor:
-    """Return a tensor of whose sums no rank has a part alone; all ranks of its mesh have to call.
+def has_partial_sums(tensor: Tensor) -> bool:
+    """Return whether each rank has a part of the sums that a tensor's values are.
 
     So are gradients of weights that tensor parallelism applies to other positions on each rank.
     """
-    if not isinstance(tensor, DTensor) or not any(each.is_partial() for each in tensor.placements):
+    return isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements)
+
+
+def reduced(tensor: Tensor) -> Tensor:
+    """Return a tensor with its partial sums added over the ranks; any other tensor as it is.
+
+    All ranks of its mesh have to call it.
+    """
+    if not isinstance(tensor, DTensor) or not has_partial_sums(tensor):
         return tensor
     placements = [Replicate() if each.is_partial() else each for each in tensor.placements]
     with torch.no_grad():

@@ -58,16 +58,13 @@ class _ResumedMetadata(_Metadata):
     """
 
     def __eq__(self, other: object) -> bool:
-        """Return whether other settings are the same."""
+        """Take from other settings whether to reduce; return whether all others are the same."""
         if not isinstance(other, _Metadata):
             return NotImplemented
-        if self.sync.should != other.sync.should:
-            self.sync.should = other.sync.should
+        self.sync.should = other.sync.should
         return all(
             getattr(self, field.name) == getattr(other, field.name) for field in fields(_Metadata)
         )
-
-    __hash__ = None  # type: ignore[assignment]  # as that of Lightning's
 
 
 def newest_values(trainer: Trainer) -> dict[str, dict[str, Any]]:

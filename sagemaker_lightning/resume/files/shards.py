@@ -121,7 +121,7 @@ class SharedOut:
         name = "/".join(map(str, path))
         while name in self.parts:
             name += "'"
-        if any(placement.is_partial() for placement in tensor.placements):
+        if dtensors.has_partial_sums(tensor):
             raise UserError(
                 f"a checkpoint of this run could not be read again: {name} is a DTensor of partial "
                 "sums; keep there what redistribute() makes of it"

@@ -54,7 +54,7 @@ class Gradients(Part):
         model = trainer.lightning_module
         # What is added to parts of sums has other bits than what is added to sums.
         if model.automatic_optimization and not lightning_loops.gradients_accumulate(trainer):
-            gradients = {name: dtensors.added_up(each) for name, each in gradients.items()}
+            gradients = {name: dtensors.reduced(each) for name, each in gradients.items()}
         gradients_by_name = copy_to_cpu(gradients)
         digests = self.run.agreement.gather(digest(gradients_by_name))
         is_shared_out = any(isinstance(each, DTensor) for each in gradients_by_name.values())

@@ -11,7 +11,12 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sagemaker_lightning.compat.dtensors import chunk_of, local_part, placed_like
+from sagemaker_lightning.compat.dtensors import (
+    chunk_of,
+    has_partial_sums,
+    local_part,
+    placed_like,
+)
 from sagemaker_lightning.compat.torch_modules import is_lazy
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import fingerprints
@@ -136,7 +141,7 @@ class TensorKind(Kind):
         """Return the values, on the CPU, and what else the tensor is."""
         if value.is_nested or value.is_meta or is_lazy(value):
             raise NotSaved(f"{kind_text(value)} without values that can be read")
-        if isinstance(value, DTensor) and any(each.is_partial() for each in value.placements):
+        if has_partial_sums(value):
             raise NotSaved("DTensor of partial sums")
         values = value.detach() if isinstance(value, DTensor) else fingerprints.plain(value)
         try:
