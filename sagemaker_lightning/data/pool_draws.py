@@ -33,6 +33,7 @@ class PoolDraws:
 
     def __init__(self) -> None:
         self.found = False
+        self.seconds = SECONDS
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -58,8 +59,8 @@ class PoolDraws:
             if threading.get_ident() != thread:
                 return method(pool, function, *rest, **options)
             given = method(pool, functools.partial(self._run, function), *rest, **options)
-            if isinstance(given, Future):
-                wait([given], SECONDS)
+            if isinstance(given, Future) and wait([given], self.seconds).not_done:
+                self.seconds = 0.0  # tasks that fetch ahead for an epoch would each take a second
             return given
 
         return give

@@ -22,6 +22,7 @@ import weakref
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -278,7 +279,21 @@ def is_own_module(name: str) -> bool:
     if is_library_module(name):  # most are, and to take a path apart takes time
         return False
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-    return INSTALLED.isdisjoint(file.parts)
+    if not INSTALLED.isdisjoint(file.parts):
+        return False
+    depth = name.count(".") + (file.stem == "__init__")
+    outermost = name.partition(".")[0]
+    return len(file.parents) <= depth or outermost not in _installed_in(file.parents[depth])
+
+
+@kept
+def _installed_in(folder: Path) -> frozenset[str]:
+    """Return the outermost names of what pip has installed into a folder of its own (--target)."""
+    return frozenset(
+        file.parts[0].removesuffix(".py")
+        for found in folder.glob("*.dist-info")
+        for file in metadata.Distribution.at(found).files or ()
+    )
 
 
 def is_library_module(name: str) -> bool:

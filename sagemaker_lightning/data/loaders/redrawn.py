@@ -82,6 +82,7 @@ class Redrawn(UnplacedLoader):
         self.fresh = copied(loader) if self.has_source and not self.of_nodes else None
         self.fresh_source = self._encoded_source()
         self.trusts_source: bool | None = None  # None while nothing was tried
+        self.pools = PoolDraws()
         self.source: Any = None
         stays = not self.own and getattr(loader, "persistent_workers", False)
         if stays and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
@@ -188,14 +189,14 @@ class Redrawn(UnplacedLoader):
         order = self.order.encode()
         data = self.data.encode()
         threads = strange.users_threads(self.loader)
-        pools = PoolDraws()
         weights = WeightReads()
         # What a DataLoader's own dataset draws, the line of its fetcher names.
-        with nullcontext() if isinstance(self.loader, DataLoader) else pools.watching(), weights:
+        is_loader = isinstance(self.loader, DataLoader)
+        with nullcontext() if is_loader else self.pools.watching(), weights:
             self.begin(0)
             batch = next(self.iterator, NO_BATCH)
         has_threads = bool(strange.users_threads(self.loader) - threads)
-        if has_threads or pools.found or strange.draws_in_pool(self.loader):
+        if has_threads or self.pools.found or strange.draws_in_pool(self.loader):
             self._leave(strange.IN_THREAD)
             self._put_back(batch)
             return

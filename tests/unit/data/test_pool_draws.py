@@ -2,7 +2,7 @@
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from sagemaker_lightning.data import pool_draws
 from sagemaker_lightning.data.deterministic import exact, make_deterministic
 from sagemaker_lightning.data.loaders.kinds import resumable
 from sagemaker_lightning.data.pool_draws import METHODS, PoolDraws
@@ -50,6 +51,21 @@ def test_functions_that_a_pool_gets_are_looked_at(how, draw):
         GIVES[how](pool, DRAWS.get(draw, read))
         assert not draws.found
     assert not any(name in vars(ThreadPool) for class_, name in METHODS if class_ is ThreadPool)
+
+
+def test_tasks_that_last_an_epoch_are_waited_for_once(monkeypatch):
+    waits = []
+    monkeypatch.setattr(
+        pool_draws, "wait", lambda given, seconds: waits.append(seconds) or wait(given, 0)
+    )
+    epoch_ends = threading.Event()
+    draws = PoolDraws()
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(2):  # epochs
+            with draws.watching():
+                pool.submit(epoch_ends.wait)
+        epoch_ends.set()
+    assert waits == [pool_draws.SECONDS, 0]
 
 
 def test_pools_of_other_threads_are_left_alone():

@@ -1,5 +1,7 @@
 """state/object_graph.py: what a walk reaches, and when it is walked again."""
 
+import importlib
+import sys
 from collections import namedtuple
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -469,3 +471,24 @@ def test_librarys_classes_are_left_out_of_the_globals_that_a_function_reads():
     }
     reads.__module__ = "torch.optim"
     assert dict(object_graph.function_members(reads)) == {"defaults": (Step,), "kwdefaults": {}}
+
+
+@pytest.mark.parametrize("file", ["installed_{}.py", "package_{}/__init__.py", "own_{}.py"])
+@pytest.mark.parametrize("where", ["target", "site-packages"])
+def test_what_pip_installs_into_a_folder_is_not_the_users_own(tmp_path, monkeypatch, file, where):
+    """`pip install --target` puts packages beside what a user may have written."""
+    file = file.format(where.replace("-", "_"))
+    folder = tmp_path / where
+    for name, text in {
+        file: "",
+        "installed-1.0.dist-info/METADATA": "Name: installed",
+        "installed-1.0.dist-info/RECORD": f"{file},,\n" if not file.startswith("own") else "",
+        "own.egg-info/SOURCES.txt": f"{file}\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    name = file.partition(".")[0].partition("/")[0]
+    monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    expected = where == "target" and file.startswith("own")
+    assert object_graph.is_own_module(name) is expected
