@@ -75,6 +75,7 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
     )
 
 
+@pytest.mark.thorough  # outside of it: test_namespaces.py
 def test_a_program_that_says_import_lightning(container, tmp_path):
     """A program of Lightning's documentation runs.
 

@@ -591,7 +591,7 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
     [
         pytest.param("the same folder", marks=pytest.mark.thorough),
         pytest.param("a folder of its own", marks=pytest.mark.thorough),
-        "its folder is gone",
+        pytest.param("its folder is gone", marks=pytest.mark.thorough),
     ],
 )
 def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image, folder):

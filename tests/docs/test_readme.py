@@ -33,7 +33,7 @@ NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 # The README's containers show what those of the other pages show. A page's blocks stay together.
 THOROUGH_PAGES = {
     page for page, _, text in COMMANDS if page.startswith("docs/") and NEEDS_DOCKER.search(text)
-} | {"docs/sharded.md", "docs/shards.md"}  # they train: test_sharded.py, test_shards_interrupted.py
+} | {f"docs/{name}.md" for name in ("clients", "row-jobs", "sharded", "shards")}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import nightly
 import pytest
 import torch
 from own_fits import Sees, StopsAt, short_trainer
@@ -137,7 +138,9 @@ CHANGING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CHANGING)
+@pytest.mark.parametrize(
+    "case", nightly.all_but(["a dataset of a data worker", "an iterable"], CHANGING)
+)
 def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str):
     """In the first epoch, as the second one begins, and within it."""
     resumed, alone = resumed_and_alone(tmp_path, CHANGING[case](), (0, 5), (1, 0), (1, 5))
@@ -206,7 +209,7 @@ ADDING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ADDING)
+@pytest.mark.parametrize("case", nightly.all_but(["to parameters", "to the trainer"], ADDING))
 def test_what_is_added_to_a_librarys_object_is_there_again(tmp_path: Path, case: str):
     resumed, alone = resumed_and_alone(tmp_path, ADDING[case](), (0, 5), (1, 5))
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))

@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 
+import nightly
 import psutil
 import pytest
 import warm
@@ -41,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", nightly.all_but(["loaders", "by_hand", "two_ranks"], CASES))
 def test_a_users_own_program(tmp_path: Path, case: str):
     *_, ended = check(tmp_path, case, *CASES[case])
     if case == "three_ranks":  # none is ended by the end of rank 0, which is done first
@@ -74,32 +75,11 @@ TUTORIAL_CASES = {
     "swaps": [{"STOP_AT": "1:4"}, {"STOP_AT": "2:9"}],
 }
 """Where each of tutorials.py is interrupted."""
-IN_EACH_TEST = (
-    "drawn",
-    "mining",
-    "thaws",
-    "skips",
-    "clipped",
-    "in_turns",
-    "inner",
-    "anchored",
-    "stages",
-    "counts",
-    "centered",
-    "tracked",
-    "recipe",
-    "swaps",
-)
+IN_EACH_TEST = "drawn", "mining", "thaws", "stages", "tracked"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case in IN_EACH_TEST else pytest.mark.soak)
-        for case in TUTORIAL_CASES
-    ],
-)
+@pytest.mark.parametrize("case", nightly.all_but(IN_EACH_TEST, TUTORIAL_CASES))
 def test_a_tutorial(tmp_path: Path, case: str):
     """As Lightning's documentation has it; no line says that something would not be exact.
 

@@ -58,10 +58,7 @@ CASES = {
     "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
 }
 ALWAYS_RUN = [
-    "buffered, workers",
     "stateful stream, workers",
-    "cycle of states",
-    "curriculum by steps, workers that stay",
     "dataloader_iter, two a step",
     "replay, live",
 ]

@@ -65,11 +65,16 @@ TWICE = ("stop at 0:3", "kill at 1:3")
     ("kind", "mesh", "interruptions"),
     [
         ("", (3, 1), AT_EDGE),  # three ranks have uneven shards, and tied weights
-        ("", (2, 2), ("stop at 1:2",)),
-        ("accumulated", (2, 1), ("stop at 0:1", "kill at val 0:1", "stop at 1:2")),
+        pytest.param("", (2, 2), ("stop at 1:2",), marks=pytest.mark.thorough),
+        pytest.param(
+            "accumulated",
+            (2, 1),
+            ("stop at 0:1", "kill at val 0:1", "stop at 1:2"),
+            marks=pytest.mark.thorough,
+        ),
         ("meta", (2, 1), ("kill at 0:3", "stop at end 0")),
         ("two optimizers", (2, 1), TWICE),
-        ("buffers", (2, 1), TWICE),
+        pytest.param("buffers", (2, 1), TWICE, marks=pytest.mark.thorough),
         ("clipped", (2, 2), ("stop at 1:2",)),
         pytest.param("clipped", (2, 1), TWICE, marks=pytest.mark.thorough),
         pytest.param("bf16", (2, 1), TWICE, marks=pytest.mark.thorough),
@@ -91,7 +96,7 @@ def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interr
     ("wrapper", "mesh"),
     [
         ("wrapped", (2, 1)),
-        ("compiled", (2, 1)),
+        pytest.param("compiled", (2, 1), marks=pytest.mark.thorough),
         pytest.param("compiled", None, marks=pytest.mark.thorough),
     ],
     ids=str,
@@ -152,9 +157,9 @@ def test_other_ranks_continue_with_the_same_samples(tmp_path: Path, undisturbed)
 @pytest.mark.parametrize(
     "kind",
     [
-        "",
-        "buffers",
         "averaged",
+        pytest.param("", marks=pytest.mark.thorough),
+        pytest.param("buffers", marks=pytest.mark.thorough),
         pytest.param("averaged later", marks=pytest.mark.thorough),
         pytest.param("average saved", marks=pytest.mark.thorough),
     ],

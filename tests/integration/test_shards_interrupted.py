@@ -36,8 +36,8 @@ def check(name, workers, stays, changes, seed, folder):
 @pytest.mark.parametrize(
     ("name", "workers", "stays", "changes"),
     [
-        ("shuffled", 0, False, False),
-        ("shuffled", 2, True, False),
+        pytest.param("shuffled", 0, False, False, marks=pytest.mark.thorough),
+        pytest.param("shuffled", 2, True, False, marks=pytest.mark.thorough),
         ("three streams", 2, False, True),
         pytest.param("in order", 2, False, True, marks=pytest.mark.thorough),
     ],

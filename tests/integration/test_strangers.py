@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+import nightly
 import pytest
 import torch
 import warm
@@ -151,12 +152,14 @@ STRANGERS = {
 
 # The soak runs these. Other tests have their mechanism alone: test_object_graph.py,
 # test_own_loaders.py and unit/data/loaders; or they are configurations of the zoo, too.
-IN_SOAK_ONLY = [
-    "two optimizers, by hand",
-    "a RandomState",
-    "a random.Random",
-    "accumulated gradients",
+ALWAYS_RUN = [
+    "the control",
+    "a generator in collate_fn",
+    "with workers",
+    "drawn on the way to the device",
+    "lazy layers and buffers",
 ]
+"""The zoo has these kinds and the others, too."""
 
 
 EPOCH_ENDS = [
@@ -174,7 +177,7 @@ EPOCH_ENDS = [
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK_ONLY else ())
+        pytest.param(name, marks=() if name in ALWAYS_RUN else pytest.mark.thorough)
         for name in STRANGERS
         if name not in EPOCH_ENDS
     ],
@@ -183,7 +186,7 @@ def test_within_an_epoch(tmp_path: Path, name):
     check(tmp_path, *STRANGERS[name])
 
 
-@pytest.mark.parametrize("name", EPOCH_ENDS)
+@pytest.mark.parametrize("name", nightly.all_but(["a sampler that counts"], EPOCH_ENDS))
 def test_within_an_epoch_and_at_its_end(tmp_path: Path, name):
     check(tmp_path, *STRANGERS[name], at=("0:9", "1:6", "2:0"))
 

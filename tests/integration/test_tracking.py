@@ -121,6 +121,7 @@ def interrupted(server: Server, folder: Path, *places: str, devices: int = 1) ->
     check(server, folder.name, folder, folder / "curves/lightning_logs/version_0/metrics.csv")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_users_own_script(server: Server, tmp_path: Path):
     interrupted(server, tmp_path, "KILL_AT=1:4", "STOP_AT=2:1")

@@ -20,11 +20,7 @@ SEED = int(os.environ.get("ZOO_SEED", 1))
 # test_data_that_change.py has an iterator of the user's own.
 QUICK_CONFIGURATIONS = {
     "padded sequences": "process",  # an LSTM keeps its weights in a list, too
-    "gradients accumulated by hand": "process",
-    "a teacher made in on_fit_start": "process",
-    "configure_callbacks, LambdaCallback, RichProgressBar": "process",
     "a pool that grows": "process",
-    "an own DistributedSampler": "lightning-2",
     "LoRA: strict_loading=False": "lightning-2",
 }
 

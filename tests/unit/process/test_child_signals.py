@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import nightly
 import psutil
 import pytest
 from containers import ROOT
@@ -161,7 +162,9 @@ class Program:
         return status, self.process.stdout.read()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", nightly.all_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT])
+)
 @pytest.mark.parametrize(("kind", "method"), CASES)
 def test_what_a_training_uses_outlives_a_signal_to_the_group(tmp_path, kind, method, number):
     """And none of it is left when the training has ended."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import interruptible
+import nightly
 import psutil
 import pytest
 from nodes import Nodes
@@ -149,7 +150,12 @@ def own_weights(tmp_path_factory) -> str:
     return weights
 
 
-@pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
+@pytest.mark.parametrize(
+    "program",
+    nightly.all_but(
+        ["app/train_multi_node.py"], ["app/train_multi_node.py", "app/train_torchrun.py"]
+    ),
+)
 def test_killed_ranks_are_back_with_the_same_bits(uninterrupted, tmp_path: Path, program):
     job = Faulty(tmp_path / "ml")
     job.own = job.own | {"SAGEMAKER_PROGRAM": program}
@@ -235,6 +241,7 @@ IN_SETUP = """    def setup(self, stage):
     def on_train_start"""
 
 
+@pytest.mark.thorough  # at a later step, above
 def test_a_rank_that_is_frozen_before_the_first_step_is_ended(uninterrupted, tmp_path: Path):
     job = Faulty(tmp_path / "ml")
     job.source = FAULTY.replace("    def on_train_start", IN_SETUP)
