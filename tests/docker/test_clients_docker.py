@@ -35,6 +35,7 @@ def test_three_folders_mounted_whole(image: str, tmp_path: Path):
     assert list(tmp_path.glob("output/data/tensorboard/**/events.*"))
 
 
+@pytest.mark.thorough  # outside of it: test_train.py
 def test_without_the_toolkit(image: str, tmp_path: Path):
     mount = ["--volume", f"{tmp_path}:/opt/sagemaker-lightning/output"]
     flags = [f"--{name}={value}" for name, value in SHORT.items()]

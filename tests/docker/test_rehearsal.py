@@ -511,7 +511,9 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
             ["Interrupted", "Interrupted", "Completed"],
             marks=pytest.mark.thorough,
         ),
-        ("every 1s", ["Interrupted", "MaxWaitTimeExceeded"]),
+        pytest.param(
+            "every 1s", ["Interrupted", "MaxWaitTimeExceeded"], marks=pytest.mark.thorough
+        ),
         pytest.param(
             "every 0.5s unwarned gap 60s",
             ["Interrupted", "MaxWaitTimeExceeded"],
@@ -552,6 +554,7 @@ def test_spot_by_a_rule(tmp_path, image, rule, wanted):
             assert "cost on spot" in (server.folder / name / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_retries_are_spent(tmp_path, image):
     with Rehearsal(tmp_path, "--interrupt=every 0.5s unwarned") as server:
         name = server.create(

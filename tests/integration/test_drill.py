@@ -192,6 +192,7 @@ def test_a_script_with_a_trainer_of_its_own(desk: Desk, arguments, status, messa
     assert completed.returncode == status and message in completed.stdout, completed.stdout
 
 
+@pytest.mark.thorough
 def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
     """docs/drill.md: its program, its command, and its output, except the seconds."""
     (desk.folder / "my_train.py").write_text(PROGRAM)

@@ -6,6 +6,7 @@ They are Lightning's own methods for a model that exists already.
 import sys
 from pathlib import Path
 
+import nightly
 import pytest
 import ranks
 import torch
@@ -61,7 +62,9 @@ def at_a_desk(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", nightly.all_but([[]], [[], ["--resume.exact=false"]]), ids=" ".join
+)
 def test_a_model_without_trained_weights(at_a_desk, capfd, flags):
     metrics = evaluated(flags)
     assert metrics["val_loss"] == pytest.approx(metrics["test_loss"])  # they are the same samples

@@ -95,7 +95,11 @@ def test_a_tutorial(tmp_path: Path, case: str):
     ("case", "says"),
     [
         ("unseeded", "the numbers in model.directions differ; likely because of data that were"),
-        ("slowed", "the class or the hooks of model.backbone.0 differ"),
+        pytest.param(
+            "slowed",
+            "the class or the hooks of model.backbone.0 differ",
+            marks=pytest.mark.thorough,
+        ),
         ("hooked", "the class or the hooks of model.backbone differ"),
         ("pending", "warning: model.pending was calculated before the interruption"),
     ],

@@ -126,6 +126,7 @@ def test_two_ranks_are_stopped_and_continue(uninterrupted: Ranks, tmp_path: Path
     assert job.result == uninterrupted.result
 
 
+@pytest.mark.thorough  # the zoo has it
 def test_gradients_that_are_added_up(tmp_path: Path):
     """Each rank adds to its own sum; a stop does not wait until the sum is used."""
     jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]

@@ -50,6 +50,7 @@ def wait_for(get_value: Callable[[], object], *processes: subprocess.Popen) -> o
     raise AssertionError(f"nothing came in {HANG_SECONDS} seconds")
 
 
+@pytest.mark.thorough
 def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatch):
     """A real TensorBoard shows the curve of a job while the job runs.
 

@@ -179,7 +179,7 @@ def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
 @pytest.mark.parametrize(
     ("kind", "meshes"),
     [
-        ("averaged", ((2, 2), (3, 1), (4, 1))),
+        pytest.param("averaged", ((2, 2), (3, 1), (4, 1)), marks=pytest.mark.thorough),
         pytest.param("averaged later", ((2, 2), (3, 1), (4, 1)), marks=pytest.mark.thorough),
         pytest.param("average saved", ((2, 2), (3, 1), (4, 1)), marks=pytest.mark.thorough),
         pytest.param("averaged", (None, (2, 1), None), marks=pytest.mark.thorough),

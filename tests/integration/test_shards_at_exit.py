@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import nightly
 import pytest
 import tar_shards
 
@@ -49,7 +50,7 @@ def run(program, *arguments, folder):
     )
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", nightly.all_but([1], [0, 1]))
 def test_a_damaged_shard_is_one_line_in_a_loop_without_a_trainer(tmp_path, workers):
     folder = tar_shards.write(tmp_path / "shards")
     path = folder / "shard-2.tar"
@@ -61,7 +62,7 @@ def test_a_damaged_shard_is_one_line_in_a_loop_without_a_trainer(tmp_path, worke
     assert line.startswith(f"error: {path}: found other bytes at") and ended.returncode == 1
 
 
-@pytest.mark.parametrize("process", ["main", "worker"])
+@pytest.mark.parametrize("process", nightly.all_but(["worker"], ["main", "worker"]))
 def test_shards_that_stall_do_not_hold_the_exit(tmp_path, monkeypatch, process):
     tar_shards.write(tmp_path / tar_shards.BUCKET / "train")
     over = threading.Event()

@@ -237,7 +237,7 @@ if dist.get_rank() == 0:
     ("option", "warns"),
     [
         ("sagemaker_torch_distributed_enabled", False),
-        ("sagemaker_pytorch_ddp_enabled", True),
+        pytest.param("sagemaker_pytorch_ddp_enabled", True, marks=pytest.mark.thorough),
         ("sagemaker_distributed_dataparallel_enabled", True),
     ],
 )
@@ -620,6 +620,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.thorough  # test_container_restarts.py
 def test_a_rank_that_dies_again_and_again_leaves_a_line_and_no_process(job: Job):
     program(job, DIES_AGAIN, max_restarts="2")
     run = job.run(SAGEMAKER_LIGHTNING_PEER_TIMEOUT="6")

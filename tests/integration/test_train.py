@@ -36,7 +36,11 @@ def with_one_layer(job: Job, **hyperparameters) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "least"), [("2", 0.5), pytest.param("20", 0.95, marks=pytest.mark.soak)]
+    ("epochs", "least"),
+    [
+        pytest.param("2", 0.5, marks=pytest.mark.thorough),  # README's `make train` does
+        pytest.param("20", 0.95, marks=pytest.mark.soak),
+    ],
 )
 def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: float):
     """A job without any input trains on the default data.
@@ -272,7 +276,10 @@ def test_a_model_directory_that_is_a_file(job: Job):
     )
 
 
-@pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param("app/train_torchrun.py", marks=pytest.mark.thorough), "app/train_multi_node.py"],
+)
 def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
     """The kernel kills one that lacks memory; the others say only that they lost a peer."""
     hyperparameters = {

@@ -127,6 +127,7 @@ def test_launch(endpoint, tmp_path):
     assert completed.returncode == 0 and "AWS_ENDPOINT_URL=" in completed.stdout, completed.stdout
 
 
+@pytest.mark.thorough
 def test_a_spot_job_without_instances_continues_on_demand(tmp_path):
     with Endpoint(tmp_path, "--interrupt=at 0.5s gap 1000s") as endpoint:
         command = [

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import mutated_jobs
+import nightly
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def server():
     return mutated_jobs.server()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", nightly.all_but(CASES[::4], CASES))
 def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_jobs.Case):
     assert mutated_jobs.check(server, case, tmp_path / "ml") == [], case
 

@@ -211,8 +211,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "why"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_that_comes_back_ends_the_job(tmp_path: Path, fault, why):
+@pytest.mark.parametrize("kind", nightly.all_but(["a signal"], FAULTS))
+def test_a_fault_that_comes_back_ends_the_job(tmp_path: Path, kind):
+    fault, why = FAULTS[kind]
     job = Faulty(tmp_path / "ml")
     process = job.begin(**{"model.fault": fault})
     assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
@@ -253,6 +254,7 @@ def test_a_rank_that_is_frozen_before_the_first_step_is_ended(uninterrupted, tmp
     assert job.result == uninterrupted.result and not job.processes()
 
 
+@pytest.mark.thorough
 def test_a_rank_that_loops_for_ever_ends_with_the_collective_of_the_others(own_weights, tmp_path):
     """It uses a processor, as a long step does: the limit of a collective tells them apart."""
     job = Faulty(tmp_path / "ml")
@@ -278,7 +280,7 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path):
     assert "restart" not in job.log
 
 
-@pytest.mark.parametrize("how", ["by itself", "torchrun"])
+@pytest.mark.parametrize("how", nightly.all_but(["by itself"], ["by itself", "torchrun"]))
 def test_a_program_of_ones_own_is_started_again(own_weights, tmp_path: Path, how):
     job = Faulty(tmp_path / "ml")
     hyperparameters = {"fault": KILL, "max_restarts": "2"}

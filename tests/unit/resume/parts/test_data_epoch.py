@@ -91,7 +91,10 @@ class Learner(Noted):
 
 @pytest.mark.parametrize(
     "stops",
-    [["batch 1:1"], ["end 1"], ["batch 2:0"], ["batch 2:3"], ["end 1", "batch 2:1"]],
+    nightly.all_but(
+        [["batch 2:0"], ["end 1", "batch 2:1"]],
+        [["batch 1:1"], ["end 1"], ["batch 2:0"], ["batch 2:3"], ["end 1", "batch 2:1"]],
+    ),
     ids=lambda stops: ", then ".join(stops),
 )
 def test_data_that_depend_on_how_often_they_were_made_are_the_same(tmp_path, stops):
