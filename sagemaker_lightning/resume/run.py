@@ -51,7 +51,7 @@ from sagemaker_lightning.resume.files.shards import ShardWriter
 from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
-from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
+from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity, Structure
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_within
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
@@ -644,6 +644,8 @@ class Run:
             answers = self.agreement.gather((loader.why, loader.shared_orders))
             refuse_other_orders(answers)
             self.stopping.epoch_begins(common_reason(answers))
+            if not self.has_trained:
+                self.part(Structure).first_epoch_begins()
         return batches_done
 
     def training_continues(self) -> bool:

@@ -140,13 +140,16 @@ class Structure(Part):
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.hooks: dict[str, int] = {}
-        """How many hooks of the user's own each module and optimizer had after the first batch."""
+        """How many hooks of the user's own each module and optimizer had before the first batch."""
         self.classes: WeakKeyDictionary[nn.Module, type] = WeakKeyDictionary()
-        """The classes that the modules had then."""
+        """The classes that the modules had after it: lazy ones get theirs there."""
+
+    def first_epoch_begins(self) -> None:
+        """Note the hooks that modules have with each start of the program."""
+        self.hooks = _own_hooks(self._hooks())
 
     def first_batch_ended(self) -> None:
-        """Note the hooks and classes that modules have with each start of the program."""
-        self.hooks = _own_hooks(self._hooks())
+        """Note the classes that modules have with each start of the program."""
         self.classes.update(
             (module, type(module)) for _, module in named_modules(self.trainer.lightning_module)
         )
