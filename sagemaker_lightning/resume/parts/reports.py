@@ -249,7 +249,9 @@ class Reports:
             else f"{RESULTS_KEPT} in an attribute, or {HINT}"
             if isinstance(each.refused, CACHE)
             else f"{FILE_EMPTIED} in an attribute, or {HINT}"
-            if isinstance(each.refused, io.IOBase) and not each.is_part
+            if isinstance(each.refused, io.IOBase)
+            and not isinstance(each.refused, fingerprints.STREAMS)
+            and not each.is_part
             else f"{self._verb(each)} {with_article(each.kind)}"
             + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
             for each in self.state.unsaved

@@ -41,6 +41,8 @@ PYTHONS = {"builtins", *sys.stdlib_module_names}
 OF_CODE = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType
 NUMBERS_AND_TEXT = int, float, bool, str, bytes
 LAST_STANDARD_FILE = 2
+STREAMS = io.StringIO, io.BytesIO
+"""The classes of files in memory."""
 """The number of the standard error's file; those before it are standard, too."""
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
@@ -309,7 +311,7 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
         return repr(value).encode()
     if isinstance(value, memoryview):
         return b"" if id(value.obj) in known else of_bytes(value.tobytes())
-    if isinstance(value, io.IOBase):
+    if isinstance(value, io.IOBase) and not isinstance(value, STREAMS):
         return _place_in_file(value)
     pickled = _pickled(_HolderPickler if _is_holder(value) else _ShallowPickler, value, known)
     return pickled or (_pickled(_ShownPickler, value, known) if is_shown(type(value)) else b"")

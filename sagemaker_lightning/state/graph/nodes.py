@@ -6,15 +6,16 @@ process that makes the same objects.
 
 import copyreg
 import ctypes
+import io
 import itertools
 import multiprocessing.synchronize
 import random
 import threading
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from pytorch_lightning import Trainer
@@ -32,6 +33,7 @@ from sagemaker_lightning.state.graph.kinds.draws import DrawsKind, how_begun
 from sagemaker_lightning.state.graph.kinds.memory import ArrayKind, TensorKind, pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import (
     BASES,
+    SCALAR_BASES,
     CellKind,
     FunctionKind,
     MethodKind,
@@ -46,7 +48,6 @@ from sagemaker_lightning.state.graph.kinds.states import (
     ITERATORS,
     JOINED,
     REVERSED,
-    STREAMS,
     BytesKind,
     CountKind,
     CycleKind,
@@ -120,6 +121,21 @@ POSITIONED_KINDS = tuple(
 )
 """The kinds of iterators."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
+IMMUTABLE = 1 << 8
+"""The flag of a class that nobody can change."""
+WITHOUT_CONTENT = (
+    object,
+    Generic,
+    types.SimpleNamespace,
+    threading.local,
+    *io.RawIOBase.__mro__,
+    *io.BufferedIOBase.__mro__,
+    *io.TextIOBase.__mro__,
+    *BASES,
+    defaultdict,
+    *SCALAR_BASES,
+)
+"""Classes of C code of which a user's class may be one that is its attributes, or a container."""
 METHODS_OF_BINDINGS = "instancemethod", "cython_function_or_method"
 """The names of the classes of methods that pybind11 and Cython make."""
 # An object has the kind of the first of these that it is an instance of.
@@ -151,7 +167,7 @@ def kind_of_class(class_: type) -> Kind | None:
         return None
     if class_ in CONTAINERS:
         return CONTAINERS[class_]
-    if class_ in STREAMS:
+    if class_ in fingerprints.STREAMS:
         return KINDS["stream"]
     if class_ in FLAGS:
         return KINDS["flag"]
@@ -167,7 +183,9 @@ def kind_of_class(class_: type) -> Kind | None:
         return CODE
     is_librarys = is_library_class(class_)
     # What an object of C code holds is more than its attributes.
-    if not is_librarys and fingerprints.is_shown(class_) and _has_methods_of_c(class_):
+    if not is_librarys and (
+        _is_derived_from_c(class_) or (fingerprints.is_shown(class_) and _has_methods_of_c(class_))
+    ):
         return LIBRARYS
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
         return LIBRARYS
@@ -177,6 +195,17 @@ def kind_of_class(class_: type) -> Kind | None:
         or class_.__module__.startswith(("torchvision", "torch.utils"))
     )
     return OBJECT if is_entered else LIBRARYS
+
+
+def _is_derived_from_c(class_: type) -> bool:
+    """Return whether a user's class is derived from one of C code that holds something itself.
+
+    Only classes of C code are immutable
+    (https://docs.python.org/3/c-api/typeobj.html#c.Py_TPFLAGS_IMMUTABLETYPE).
+    """
+    return any(
+        base.__flags__ & IMMUTABLE and base not in WITHOUT_CONTENT for base in class_.__mro__
+    )
 
 
 def _has_methods_of_c(class_: type) -> bool:

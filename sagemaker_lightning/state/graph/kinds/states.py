@@ -149,9 +149,9 @@ class BytesKind(Kind):
         """Replace the bytes."""
         if not isinstance(content, bytes):
             raise refusal(self.name)
-        if type(value) is bytearray:
+        if isinstance(value, bytearray):
             value[:] = content
-        elif type(value) is array:
+        elif isinstance(value, array):
             value[:] = array(value.typecode, content)
         else:
             memory_of(value)[:] = content  # of the same length, or it is refused
@@ -162,10 +162,6 @@ def memory_of(value: Any) -> memoryview:
     if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
         value = value.get_obj()
     return memoryview(value).cast("B")
-
-
-STREAMS = io.StringIO, io.BytesIO
-"""The classes of a StreamKind."""
 
 
 TEXT = "utf-8", "surrogatepass"

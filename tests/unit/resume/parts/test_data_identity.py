@@ -34,7 +34,9 @@ class Hooking(Noted):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(("moment", "count"), [("batch 0:0", 1), ("batch 0:2", 1), ("batch 1:0", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("moment", "count"), [("batch 0:0", 1), ("batch 0:2", 1), ("batch 1:0", 1), ("", 0)]
+)
 def test_a_hook_that_training_registers_is_said_once(tmp_path, capfd, moment, count):
     trainer(tmp_path, every_n_steps=1).fit(Hooking(moment))
     said = capfd.readouterr().out

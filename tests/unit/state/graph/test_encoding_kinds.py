@@ -1,5 +1,6 @@
 """state/graph/kinds: a value of each kind comes back, with its attributes."""
 
+import array
 import collections
 import dataclasses
 import functools
@@ -544,6 +545,23 @@ def test_a_number_shared_between_processes_comes_back():
 
     _, resumed = train(make, change)
     assert resumed.number.value == 5 and resumed.numbers[:] == [0, 0.5]
+
+
+class Row(array.array):
+    """A user's array of numbers."""
+
+
+class Bits(bytearray):
+    """A user's array of bytes."""
+
+
+def test_an_array_of_a_users_class_comes_back_at_another_length():
+    def change(model):
+        model.row.extend([1.0, 0.5])
+        model.bits += b"ab"
+
+    _, resumed = train(lambda: Thing(row=Row("d", [2.0]), bits=Bits()), change)
+    assert (resumed.row.tolist(), bytes(resumed.bits)) == ([2.0, 1.0, 0.5], b"ab")
 
 
 def test_a_partial_function_has_its_arguments_again():

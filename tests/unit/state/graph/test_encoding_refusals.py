@@ -194,6 +194,31 @@ def test_a_librarys_object_that_changes_is_named():
     assert unsaved.changes and not (unsaved.is_part or unsaved.is_first or unsaved.loses)
 
 
+class Journal(io.StringIO):
+    """A user's class of one of C code, which has no name for what it holds."""
+
+
+class Delay(dt.timedelta):
+    """As above; one never changes, and another takes its place."""
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (Journal, lambda model: model.value.write("a line")),
+        (lambda: Delay(1), lambda model: setattr(model, "value", Delay(2))),
+    ],
+    ids=["a file in memory", "a time"],
+)
+def test_what_a_users_class_of_c_code_holds_is_named(make, change):
+    def begun():
+        return Thing(value=make())
+
+    assert record_of(begun, lambda model: None)[1] == []
+    _, (unsaved,) = record_of(begun, change)
+    assert unsaved[:2] == ("model", "value") and unsaved.kind.endswith(make().__class__.__name__)
+
+
 def test_a_reference_to_what_the_resumed_program_has_not_got_is_named():
     trained = Thing(parts=[Thing(), Thing()], part=None)
     start = Start({"model": trained})
