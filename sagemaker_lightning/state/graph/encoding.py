@@ -687,7 +687,7 @@ class Encoder:
         if any(n >= len(names) and id(draft.parts[n]) == key for n in kept):
             kept = [n for n in kept if n < len(names)]
             note.pop("elements")
-            self._note(self.nodes[holder], None, key)
+            self._note(self.nodes[holder], None, key, is_first=not self._is_new(holder))
         self.drafts[holder] = draft._replace(
             note=note,
             parts=[draft.parts[n] for n in kept],
@@ -704,7 +704,8 @@ class Encoder:
     ) -> None:
         """Note what is not saved, by the user's object that has it and the attribute."""
         is_part = key not in self.origins or name is None
-        while node.kind is not OBJECT and node.parent is not None:
+        # Elements are named by the attribute that has their container.
+        while (node.kind is not OBJECT or name is None) and node.parent is not None:
             parent = node.parent
             if parent.kind is OBJECT:
                 is_object = node.value is self.nodes[key].value if key in self.nodes else False

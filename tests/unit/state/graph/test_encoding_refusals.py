@@ -181,6 +181,10 @@ def test_hyperparameters_that_change_while_training_come_back():
     hyperparameters = resumed.hparams
     restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
     assert resumed.hparams is hyperparameters and hyperparameters == {"rate": 0.2, "parts": [3]}
+    module.hparams.parts = torch.relu
+    (unsaved,) = encode({"model": module}, start).unsaved
+    assert unsaved[:2] == ("model", "_hparams") and unsaved.refused is torch.relu
+    assert unsaved.is_first and unsaved.is_part
 
 
 def test_a_librarys_object_that_changes_is_named():
