@@ -131,6 +131,8 @@ CHAIN_LINES = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
+# A warning, as Python and Lightning write one, with the line of code that Python adds.
+WARNING = re.compile(r"^\S+\.py:\d+: .*\n(?:  .*\n)?", re.MULTILINE)
 # What Python writes about a file that it cannot compile.
 SYNTAX = re.compile(
     r'^  File "(.+)", line (\d+)\n(?: .*\n)*((?:Syntax|Indentation|Tab)Error: .*)', re.MULTILINE
@@ -393,6 +395,7 @@ def last_error(stderr: str) -> tuple[str, str]:
     # What a launcher writes about a rank that has ended says less than that rank's own last line.
     # process/start_notice.py writes the lines that begin with "starting: ".
     own = lines[: starts[0]] if CHILD_FAILED in stderr else lines
+    own = WARNING.sub("", "\n".join([*own, ""])).splitlines()
     written = [line.strip() for line in own if line.strip() and not line.startswith("starting: ")]
     written = [line for line in written if not OF_A_LAUNCHER.match(line)] or written
     last_line = written[-1] if written else ""

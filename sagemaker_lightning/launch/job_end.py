@@ -69,7 +69,8 @@ class Known(NamedTuple):
     killed: bool = False
     """Whether a rank was killed first. Then its launcher has asked the others to stop."""
     is_unfinished: bool = False
-    """Whether it did not fail, and a rank of it has ended within its training."""
+    """Whether a rank of it has ended within its training with exit status 0, and no more is known
+    of why it failed, if it did."""
     lacks_model: bool = False
     """Whether it did not fail, and has not written the model that it has to write."""
 
@@ -99,6 +100,7 @@ def judge(
     watchdog: Watchdog,
     missing_model: Callable[[], str] = str,
     needs_model: bool = False,
+    script_failure: Path | None = None,
 ) -> None:
     """Print how a job's program ended, and return once it has ended well on all hosts.
 
@@ -111,6 +113,8 @@ def judge(
         watchdog: Watches the other hosts and this host's ranks.
         missing_model: Returns what is wrong if it ended well without a model; else "".
         needs_model: Whether the job fails then; otherwise a warning says so.
+        script_failure: The job's failure file if the program is a script that runs the job's own,
+            as SDK 3's is, and may hide how that has ended; else None.
     """
     watchdog.program_ended()
     ended_by_us = supervisor.grace is not None
@@ -132,7 +136,13 @@ def judge(
         number = next((STOP_SIGNALS[each] for each in statuses if each in STOP_SIGNALS), None)
     unexplained = bool(end.status) and not (failed.killed or number) and lost_a_peer
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
-    unfinished = "" if end.status else _unfinished(supervisor, watchdog)
+    unfinished = None
+    if not end.status or (unexplained and not ended_by_us):
+        unfinished = _unfinished(end.status, supervisor, watchdog)
+    if script_failure and not (end.status or unfinished):
+        unfinished = _hidden(script_failure, watchdog)
+    if unfinished and end.status and reason and reason.is_local:
+        reason = None  # it says no more than that
     missing = "" if end.status else missing_model()
     known = Known(
         failed=bool(end.status),
@@ -151,11 +161,11 @@ def judge(
         how = described(end.status, end.stop_signal)
         if end.stop_signal and supervisor.has_killed:
             how += ": that signal alone did not end it"
-        raise Interrupted(unfinished or missing or f"{name} {how}", number)
+        raise Interrupted(f"{unfinished or missing or f'{name} {how}'}", number)
     if result is Outcome.FAILED:
         raise failed
-    if result is Outcome.UNFINISHED:
-        raise Unfinished(unfinished)
+    if unfinished and result is Outcome.UNFINISHED:
+        raise unfinished
     if result is Outcome.NO_MODEL:
         raise NoModel(missing)
     if reason and result is not Outcome.SUCCESS:
@@ -179,21 +189,48 @@ def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, 
     ]
 
 
-def _unfinished(supervisor: Supervisor, watchdog: Watchdog) -> str:
-    """Return which rank has ended within its training, of a program that ended well; "" if none.
+def _unfinished(
+    status: int, supervisor: Supervisor, watchdog: Watchdog
+) -> "Unfinished | Hidden | None":
+    """Return the error of a rank that has ended within its training with exit status 0.
 
-    The ranks are the program itself and those that it has launched. What else trains below it, the
-    program may have ended on purpose, such as a search for hyperparameters.
+    None if there is none. The ranks are the program itself and those that it has launched. What
+    else trains below it, the program may have ended on purpose, such as a search for
+    hyperparameters.
+
+    Args:
+        status: The program's exit status. If it is not 0, those of ranks have to be known.
+        supervisor: See `judge`.
+        watchdog: See `judge`.
     """
     program = supervisor.child.pid if supervisor.child else 0
+    statuses = {**watchdog.statuses, **supervisor.statuses}
     for rank in rank_progress.read(watchdog.path):
-        is_the_programs = program in (rank.pid, rank.launcher)
-        if is_the_programs and rank.is_training and not rank.has_failed:
-            return (
-                f"the rank with PID {rank.pid} ended with exit status 0 within its training, after "
-                f"step {rank.step}"
+        is_the_programs = program in (rank.pid, rank.launcher) or bool(status)
+        ended_well = not (rank.has_failed or statuses.get(rank.pid, status))
+        if is_the_programs and rank.is_training and ended_well:
+            return Unfinished(
+                f"{A_RANK} {rank.pid} ended with exit status 0 within its training, after step "
+                f"{rank.step}"
             )
-    return ""
+    return None
+
+
+def _hidden(failure: Path, watchdog: Watchdog) -> "Hidden | None":
+    """Return the error that a script has hidden, if no training below it has come to its end.
+
+    Args:
+        failure: The job's failure file.
+        watchdog: See `judge`.
+    """
+    ranks = list(rank_progress.read(watchdog.path))
+    if not ranks or any(not (rank.is_training or rank.has_failed) for rank in ranks):
+        return None
+    if any(rank.has_failed for rank in ranks):
+        written = failures.written(failure)
+        return Hidden(written.splitlines()[0].removeprefix("error: ")) if written else None
+    rank = max(ranks, key=lambda rank: rank.moved_at)
+    return Hidden(f"{A_RANK} {rank.pid} ended within its training, after step {rank.step}")
 
 
 def tell_hosts(
@@ -239,6 +276,10 @@ def _kind(error: BaseException, watchdog: Watchdog) -> FaultKind:
     if isinstance(error, OtherFailed):
         is_death = error.reason in watchdog.suspicions or OF_A_DEVICE.search(error.reason.why)
         return FaultKind.DEATH if is_death else FaultKind.ERROR
+    if isinstance(error, Hidden):
+        # Without an error that it has written, a signal may have ended it.
+        is_death = str(error).startswith(A_RANK) or OF_A_DEVICE.search(str(error))
+        return FaultKind.DEATH if is_death else FaultKind.ERROR
     if isinstance(error, ProgramFailed):
         if error.kind in failures.MISTAKES:
             return FaultKind.MISTAKE
@@ -259,6 +300,7 @@ class OtherFailed(Exception):
         super().__init__(reason.why)
 
 
+A_RANK = "the rank with PID"
 EARLY = "code of the job has ended it early (os._exit(0), SystemExit or the like)"
 """What is said of a program that has ended with exit status 0 and is not done."""
 
@@ -280,6 +322,20 @@ class Unfinished(UserError):
     def __init__(self, unfinished: str) -> None:
         super().__init__(
             f"{unfinished}: {EARLY}; to end a training, set trainer.should_stop = True"
+        )
+
+
+class Hidden(Exception):
+    """A script ended with exit status 0, and what it runs has not ended well.
+
+    Args:
+        why: The error, or what is known of the end.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why}; the job's command ended with exit status 0 all the same: if it has a pipe, "
+            "put `set -o pipefail;` before it"
         )
 
 
@@ -372,7 +428,7 @@ def described(status: int, asked: int | None = None) -> str:
     )
 
 
-ERRORS = (UserError, ProgramFailed, OtherFailed, Interrupted)
+ERRORS = (UserError, ProgramFailed, OtherFailed, Interrupted, Hidden)
 """The errors that are raised on purpose: their one line says all.
 
 Any other error is shown with its traceback.
@@ -416,7 +472,7 @@ def report(
         effects: tuple[str, ...] = ()
         if isinstance(error, OtherFailed) or getattr(error, "killed", False):
             effects = (loss, "interrupted")
-        elif isinstance(error, Interrupted):
+        elif isinstance(error, (Interrupted, Unfinished, Hidden)):
             effects = (loss,)
         written = failures.written(path)
         replaces = written.startswith(effects) or bool(is_no_reason(written))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import LOST_PEER
 from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.nodes.messages import Fault, FaultKind
@@ -122,4 +123,7 @@ def _alike(why: str) -> str:
     """
     if death := re.search(r"killed by SIG\w+", why):
         return death[0]
+    # Of one loss, ranks hear in several ways, as it happens.
+    if LOST_PEER in why:
+        return LOST_PEER
     return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", why)

@@ -118,7 +118,8 @@ def _run(command: str, supervisor: Supervisor) -> int:
         end = aside.run(started, Path.cwd(), variables, watchdog, restarts, keeps_stdout=True)
         if not isinstance(supervisor.child, Started):
             end = of_program(end)
-        job_end.judge(name, end, supervisor, watchdog)
+        failure = BASE / "output/failure"
+        job_end.judge(name, end, supervisor, watchdog, script_failure=failure)
 
     with standby.Standby(
         here, supervisor, is_the_sdks if is_one_program(source) else None

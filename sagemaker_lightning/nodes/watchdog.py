@@ -108,6 +108,8 @@ class Watchdog:
         self.rank_processes: set[int] = set()  # file descriptors of ranks that have not ended
         # How the first rank has ended that a launcher has started; None before, 0 if it is unknown.
         self.first_status: int | None = None
+        # The exit statuses, by PID, of the ranks whose end was seen before anybody read it.
+        self.statuses: dict[int, int] = {}
         self.speakers: set[int] = set()  # the PIDs of all ranks that have connected so far
         self.connected: set[asyncio.StreamWriter] = set()  # all ranks whose end was not heard
         self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
@@ -290,11 +292,14 @@ class Watchdog:
         """
         seen: set[int] = set()
         while True:
-            for pid in {rank.pid for rank in rank_progress.all_ranks(self.path)} - seen:
+            for rank in rank_progress.all_ranks(self.path):
+                pid = rank.pid
+                if pid in seen:
+                    continue
                 seen.add(pid)
                 launcher = process_stat(pid)[PARENT : PARENT + 1]
                 with suppress(ProcessLookupError):
-                    if launcher and _is_rank_of_launcher(pid):
+                    if launcher and rank.launcher and not _may_be_started_again(pid):
                         process = os.pidfd_open(pid)
                         self.rank_processes.add(process)
                         self.loop.add_reader(process, self._ended, process, pid, int(launcher[0]))
@@ -310,12 +315,20 @@ class Watchdog:
         """
         self._forget_rank(process)
         status = self._exit_status(pid)
+        is_first = self.first_status is None and _is_running(launcher_pid)
         if self.first_status is None:
             self.first_status = status or 0
-        if status in OWN_REASONS and pid not in self.speakers:
+        if status is not None:
+            self.statuses[pid] = status
+        if pid in self.speakers:
+            return
+        if status in OWN_REASONS:
             task = self.loop.create_task(self._act_on_death(pid, launcher_pid, status))
             self.rank_tasks.add(task)
             task.add_done_callback(self.rank_tasks.discard)
+        elif status and status not in STOP_STATUSES and not self.program_has_ended:
+            # The reason if the program says no more than that a rank was lost.
+            self._suspect(f"host {self.mesh.host}, the rank with PID {pid}", status, is_first)
 
     def _forget_rank(self, process: int) -> None:
         self.loop.remove_reader(process)
@@ -569,19 +582,16 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
     return rank_pid, int(stat[1]) if stat else 0
 
 
-def _is_rank_of_launcher(pid: int) -> bool:
-    """Return whether a launcher has started a process as a rank, and ends if that dies.
+def _may_be_started_again(pid: int) -> bool:
+    """Return whether a torchrun of the user's may start a rank again by itself.
 
-    A program may start trainings of other kinds, and kill them as it likes. A torchrun of the
-    user's may start its ranks again by itself.
+    What was forked has the variables of the process that has forked it here, and none of these.
     """
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         variables = {name: value for name, _, value in (each.partition(b"=") for each in entries)}
-        return b"LOCAL_RANK" in variables and (
-            variables.get(b"TORCHELASTIC_MAX_RESTARTS", b"0") in (b"", b"0")
-        )
-    return False
+        return variables.get(b"TORCHELASTIC_MAX_RESTARTS", b"0") not in (b"", b"0")
+    return True  # it has ended
 
 
 def _has_begun_to_end(pid: int) -> bool:

@@ -341,6 +341,18 @@ def test_the_last_line_of_a_rank_says_more_than_its_launcher(launcher):
 
 
 @pytest.mark.parametrize(
+    "warning",
+    [
+        "/env/pytorch_lightning/utilities/_pytree.py:21: `isinstance(...)` is deprecated\n",
+        "/env/a.py:7: UserWarning: too few workers\n  warnings.warn('too few workers')\n",
+    ],
+)
+def test_a_warning_is_no_cause(warning):
+    assert last_error(warning) == ("", "")
+    assert last_error(f"no rows\n{warning}{warning}") == ("no rows", "")
+
+
+@pytest.mark.parametrize(
     ("stderr", "says"),
     [
         (

@@ -49,6 +49,11 @@ TABLE = {
         [taken("x: rank 1 was killed by SIGSEGV", 7)],
         "it came back at the same step",
     ),
+    "a loss that a rank hears of in another way": (
+        [Fault("x ended with exit status 134: lost a peer (closed)", FaultKind.DEATH, 7)],
+        [taken("x ended with exit status 1: lost a peer (reset)", 7)],
+        "it came back at the same step",
+    ),
     "the same before the next step": (
         [Fault(KILLED, FaultKind.DEATH, None, 7)],
         [taken(KILLED, 7)],

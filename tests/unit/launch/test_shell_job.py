@@ -6,6 +6,7 @@ the real SDK.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -255,33 +256,70 @@ print("COPIES", "SAGEMAKER_LIGHTNING_COPIES" in os.environ, flush=True)
 if not Path("died").exists():
     Path("died").touch()
     os.kill(os.getpid(), signal.SIGKILL)
+progress.end(8)
 """
 
 
+@pytest.fixture
+def run(base, monkeypatch, capfd):
+    """Run a script of SDK 3's to its end; return the exit status and what was printed."""
+
+    def run(program: str, command: str, most: str) -> tuple[int, str]:
+        (base / "program.py").write_text(program)
+        monkeypatch.setattr(shell_job, "BASE", base)
+        monkeypatch.setattr(sys, "argv", ["shell_job", command])
+        monkeypatch.setattr(shell_job.streams, "prepare", lambda: None)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        for name, value in {"MAX_RESTARTS": most, "RENDEZVOUS_TIMEOUT": "5"}.items():
+            monkeypatch.setenv(f"SAGEMAKER_LIGHTNING_{name}", value)
+        (base / "input/config/resourceconfig.json").write_text(
+            json.dumps({"current_host": "algo-2", "hosts": ["algo-2"]})
+        )
+        monkeypatch.chdir(base)
+        # It sets variables for the program.
+        with mock.patch.dict(os.environ), pytest.raises(SystemExit) as left:
+            shell_job.main()
+        return left.value.code, capfd.readouterr().out
+
+    return run
+
+
 @pytest.mark.parametrize(("most", "status"), [("3", 0), ("0", 137)])
-def test_a_program_that_dies_is_started_again(base, monkeypatch, capfd, most, status):
+def test_a_program_that_dies_is_started_again(base, run, most, status):
     """SDK 3's driver exits with the signal's number below 0; bash gives it 8 bits."""
-    (base / "program.py").write_text(DIES_ONCE)
     command = (
         f"{sys.executable} program.py; status=$?; [ $status != 137 ] || exit 247; exit $status"
     )
-    monkeypatch.setattr(shell_job, "BASE", base)
-    monkeypatch.setattr(sys, "argv", ["shell_job", command])
-    monkeypatch.setattr(shell_job.streams, "prepare", lambda: None)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name, value in {"MAX_RESTARTS": most, "RENDEZVOUS_TIMEOUT": "5"}.items():
-        monkeypatch.setenv(f"SAGEMAKER_LIGHTNING_{name}", value)
-    (base / "input/config/resourceconfig.json").write_text(
-        json.dumps({"current_host": "algo-2", "hosts": ["algo-2"]})
-    )
-    monkeypatch.chdir(base)
-    # It sets variables for the program.
-    with mock.patch.dict(os.environ), pytest.raises(SystemExit) as left:
-        shell_job.main()
-    printed = capfd.readouterr().out
-    assert left.value.code == status, printed
+    ended, printed = run(DIES_ONCE, command, most)
+    assert ended == status, printed
     line = (
         "restart 1 in this container (at most 3 an hour), after step 7: sm_train.sh was killed by"
     )
     assert (line in printed) == (status == 0) and printed.count("COPIES True") == 2 * (status == 0)
     assert (base / "output/failure").exists() == bool(status)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says", "restarts"),
+    [
+        ("os._exit(0)", "the rank with PID [0-9]+ ended within its training, after step 7", 1),
+        ("fail('CUDA error: x')", "RuntimeError: CUDA error: x", 1),
+        ("fail('x')", "RuntimeError: x", 1),
+        ("progress.fail()", "", 0),  # the program has caught the error
+        ("progress.end(8)", "", 0),
+    ],
+)
+def test_a_pipe_does_not_hide_how_a_program_ends(base, run, ends, says, restarts):
+    program = f"""{DIES_ONCE.partition("print(")[0]}
+from sagemaker_lightning import report_failures
+def fail(text):
+    with report_failures():
+        progress.fail()
+        raise RuntimeError(text)
+{ends}
+"""
+    ended, printed = run(program, f"{sys.executable} program.py 2>&1 | cat", "3")
+    assert ended == bool(says) and printed.count("restart 1 in this ") == restarts, printed
+    if says:
+        line = (base / "output/failure").read_text().splitlines()[0]
+        assert re.match(f"error: {says}.* it came back at the same step", line), line

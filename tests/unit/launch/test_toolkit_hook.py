@@ -59,6 +59,7 @@ class Watch:
         self, ready=None, known=None, waited=None, done=None, lost_peer=False, first_status=None
     ) -> None:
         self.first_status = first_status
+        self.statuses = {}
         self.ready = ready
         self.known_reason = known
         self.waited = waited
@@ -515,6 +516,21 @@ def test_a_program_that_ends_within_its_training_has_not_ended_well(
     )
     with pytest.raises(Interrupted, match=f"^interrupted, resume from step 7: the rank .*{pid} "):
         run(watch, stop_signal=signal.SIGTERM)
+
+
+@pytest.mark.parametrize("known", [None, StopReason("the rank ended", is_local=True)])
+@pytest.mark.parametrize(("status", "ends_early"), [(0, True), (1, False), (None, False)])
+def test_a_rank_that_ends_early_is_why_another_one_has_lost_it(
+    run, tmp_path, status, ends_early, known
+):
+    watch = Watch(waited=known)
+    watch.path = tmp_path / "ranks"
+    watch.statuses = {} if status is None else {7: status}
+    record = rank_progress.RECORD.pack(7, 0, 7, 1, 1, 0, 0, PROGRAM, True, False)
+    (tmp_path / "rank-7").write_bytes(record)
+    error = Unfinished if ends_early else OtherFailed if known else ProgramFailed
+    with pytest.raises(error):
+        run(watch, status=1, stderr=LOST_PEER)
 
 
 def test_a_program_that_was_asked_to_stop_says_how_it_ended(run, log):

@@ -17,12 +17,13 @@ from sagemaker_lightning.nodes.watchdog import Watchdog
 
 # Says that it is about to train, or that it trains, and waits.
 RANK = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 from sagemaker_lightning.nodes.rank_progress import ProgressFile
 progress = ProgressFile(Path(sys.argv[1]))
 if sys.argv[2] == "trains":
     progress.begin(3)
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
 print(flush=True)
 time.sleep(600)
 """
@@ -102,7 +103,28 @@ def test_an_end_that_another_one_may_have_caused_is_left_to_the_launcher(watch, 
     process = rank()
     process.send_signal(number)
     assert becomes_true(lambda: not watch.rank_processes)
-    assert not becomes_true(lambda: watch.given or watch.suspicions, QUIET_SECONDS)
+    assert not becomes_true(lambda: watch.given, QUIET_SECONDS)
+    if number == signal.SIGTERM:
+        assert not watch.suspicions
+        return
+    # The reason if the program says no more than that a rank was lost.
+    reason = watch.wait_for_reason()
+    says = (
+        f", the rank with PID {process.pid} ended without giving a reason: it was killed by SIGABRT"
+    )
+    assert says in reason.why and reason.is_local and reason in watch.suspicions
+
+
+def test_the_first_rank_that_ends_with_a_status_is_suspected(watch, rank):
+    first, second = rank("starts"), rank("starts")
+    assert becomes_true(lambda: len(watch.rank_processes) == 2)
+    first.send_signal(signal.SIGUSR1)  # it ends with status 3
+    assert becomes_true(lambda: watch.suspicions)
+    second.send_signal(signal.SIGABRT)
+    assert becomes_true(lambda: not watch.rank_processes)
+    reason = watch.wait_for_reason()
+    assert f"PID {first.pid} ended without giving a reason: its exit status was 3" in reason.why
+    assert not watch.given and watch.statuses == {first.pid: 3, second.pid: -signal.SIGABRT}
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,30 @@ def test_a_program_of_ones_own_is_started_again(own_weights, tmp_path: Path, how
     assert re.search(r"restart 1: on from step [89] within ", job.log)
 
 
+ENDS = {
+    "os._exit(1)": ("ended without giving a reason: its exit status was 1", 1),
+    "os.abort()": ("ended without giving a reason: it was killed by SIGABRT", 1),
+    "os._exit(0)": ("ended with exit status 0 within its training, after step 9: ", 0),
+}
+
+
+@pytest.mark.parametrize("fault", nightly.all_but(["os._exit(1)"], ENDS))
+def test_a_rank_of_ones_own_program_that_ends_is_named(tmp_path: Path, fault):
+    """All that the other one says is that it was lost."""
+    why, restarts = ENDS[fault]
+    job = Faulty(tmp_path / "ml")
+    job.prepare_own(
+        {"sagemaker_program": "own.py", "fault": fault}, OWN.replace("once=True", "once=False")
+    )
+    with (job.base / "log").open("a") as file:
+        process = job.start_ranks(file.fileno())
+    assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
+    line = job.failure.splitlines()[0]
+    assert re.search(rf"the rank with PID \d+ {re.escape(why)}", line), line
+    assert ("it came back at the same step" in line) == bool(restarts)
+    assert job.log.count("restart 1 in this container") == restarts
+
+
 def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
     job = Faulty(tmp_path / "ml")
     process = job.begin(**{"model.fault": KILL, "model.once": "true"})
