@@ -123,7 +123,7 @@ def _alike(why: str) -> str:
     """
     if death := re.search(r"killed by SIG\w+", why):
         return death[0]
-    # Of one loss, ranks hear in several ways, as it happens.
+    # Ranks hear of one loss in several ways, as it happens.
     if LOST_PEER in why:
         return LOST_PEER
     return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", why)
