@@ -533,4 +533,5 @@ def _sample(value: Any) -> Any:
 
 def _is_counter(value: Any) -> bool:
     """Return whether a value is an iterator that can be asked for its position."""
-    return type(value).__module__ in COUNTERS and isinstance(value, Iterator)
+    is_generator = isinstance(value, types.GeneratorType)
+    return type(value).__module__ in COUNTERS and isinstance(value, Iterator) and not is_generator

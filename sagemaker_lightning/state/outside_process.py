@@ -2,7 +2,9 @@
 
 No checkpoint has it. A file counts if the user's code reads it twice while training and finds it
 changed: then training depends on what training has written. A cache that is written once does not.
-A file to which training appends counts, too: it keeps the rows of steps that are done again.
+Several files in a folder, each written once and read later, count as one that changes, unless a
+dataset keeps its samples there. A file to which training appends counts, too: it keeps the rows of
+steps that are done again.
 """
 
 import builtins
@@ -26,6 +28,24 @@ from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, na
 
 MAX_FILES = 1024  # files written while training that are remembered, at most
 READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
+FETCHES = "torch.utils.data._utils.fetch"
+"""The module whose code asks a dataset for samples."""
+OPENING = tuple(
+    f"{name}."
+    for name in (
+        *(
+            "numpy",
+            "torch.serialization",
+            "pandas",
+            "safetensors",
+            "joblib",
+            "PIL",
+            "torchvision.io",
+        ),
+        *("pathlib", "json", "pickle", "gzip", "bz2", "lzma", "zipfile", "contextlib"),
+    )
+)
+"""The names of modules and packages that open files for whoever calls them, each with a dot."""
 APPENDS = re.compile(r".*a.*").fullmatch
 
 
@@ -41,6 +61,12 @@ class OutsideState:
         """Files that were found changed when they were read again, by the name they were given."""
         self.appended_files: set[str] = set()
         """Files to which the user's code appends, by the name they were given."""
+        self.first_files: dict[str, str] = {}
+        """The first file of each folder that was written while training and then read."""
+        self.folders: set[str] = set()
+        """Folders of which a file is among `changed_files` for all that come later."""
+        self.of_libraries: set[str] = set()
+        """Files that libraries have written, such as Lightning's checkpoints."""
         self.contents: dict[str, tuple[int, int, int]] = {}
         """What tells the contents of files apart that were written while training."""
         self.variables: dict[str, str] = {}
@@ -76,6 +102,8 @@ class OutsideState:
                         self._note_read(file, began)
                     elif APPENDS(mode):
                         self._note_append(file)
+                    else:
+                        self._note_write(file)
             return opens(file, mode, *args, **options)
 
         replaced = _replace_open(watched_open, opens)
@@ -102,8 +130,22 @@ class OutsideState:
         if known is None and len(self.contents) >= MAX_FILES:
             return
         self.contents[path] = content
+        if known is None and path not in self.of_libraries and _is_opened_by_user():
+            folder = os.path.dirname(path)  # noqa: PTH120  (the name as it was given)
+            if self.first_files.setdefault(folder, path) != path and folder not in self.folders:
+                self.folders.add(folder)
+                self.changed_files.add(path)
         if known not in (None, content) and _is_called_by_user():
             self.changed_files.add(path)
+
+    def _note_write(self, file: Any) -> None:
+        """Note that a file is opened for writing, if a library does.
+
+        Raises:
+            TypeError: It is not a path.
+        """
+        if len(self.of_libraries) < MAX_FILES and not _is_opened_by_user():
+            self.of_libraries.add(os.fsdecode(os.fspath(file)))
 
     def note_open_file(self, file: Any) -> None:
         """Note a file that an object has, if it was opened for appending before the training."""
@@ -143,6 +185,22 @@ def _is_called_by_user() -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def _is_opened_by_user() -> bool:
+    """Return whether code of the user's opens a file itself, and not to read or cache a sample."""
+    frame = inspect.currentframe()
+    is_users = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == FETCHES:
+            return False
+        if is_users is None and not f"{module}.".startswith((f"{__name__}.", *OPENING)):
+            is_users = is_own_module(module)
+        if is_users is False:
+            return False
+        frame = frame.f_back
+    return bool(is_users)
 
 
 def hears_a_process(value: Any) -> bool:

@@ -5,12 +5,14 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from pytorch_lightning import Callback
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from short_fits import Noted, trainer
+from torch.utils.data import DataLoader, Dataset
 
 from sagemaker_lightning.state.outside_process import OutsideState
 
@@ -55,6 +57,36 @@ class CountsInEnvironment(Callback):
         os.environ["BATCHES"] = str(int(os.environ.get("BATCHES", "0")) + 1)
 
 
+class Replays(Callback):
+    """Keeps each batch in a file of its own, and reads an earlier one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_suffix("")
+        self.path.mkdir()
+
+    def on_train_batch_end(self, *_: object) -> None:
+        files = sorted(self.path.iterdir())
+        np.save(self.path / f"{len(files):03d}.npy", np.zeros(len(files)))
+        if len(files) > 1:
+            np.load(files[-1])
+
+
+class CachedSamples(Dataset):
+    """Keeps each sample in a file once it is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        path = self.folder / f"{index}.pt"
+        if not path.exists():
+            torch.save(torch.ones(2), path)
+        return torch.load(path)
+
+
 class Caches(Callback):
     """Writes a file and a variable once, and reads them in each batch."""
 
@@ -84,6 +116,28 @@ def test_a_file_that_training_writes_and_reads_is_named(tmp_path, capfd, kind):
     )
 
 
+def test_files_that_training_writes_each_once_and_reads_later_are_named_once(tmp_path, capfd):
+    trainer(tmp_path / "run", Replays(tmp_path / "replay")).fit(Noted())
+    printed = capfd.readouterr().out
+    assert printed.count("is written and read again while training, and no checkpoint") == 1
+    assert f"{tmp_path / 'replay'}/002.npy is written" in printed
+
+
+def test_samples_that_a_dataset_keeps_in_files_are_not_named(tmp_path, capfd):
+    data = DataLoader(CachedSamples(tmp_path), 2)
+    trainer(tmp_path / "run").fit(Noted(), data)
+    assert len([*tmp_path.glob("*.pt")]) == 8
+    assert "is written and read again" not in capfd.readouterr().out
+
+
+class Reloads(Callback):
+    """Reads each checkpoint that Lightning has written."""
+
+    def on_train_epoch_end(self, trainer: Trainer, *_: object) -> None:
+        for path in Path(trainer.checkpoint_callback.dirpath).glob("*.ckpt"):
+            torch.load(path, weights_only=False)
+
+
 def test_a_file_to_which_training_appends_is_named(tmp_path, capfd):
     rows = tmp_path / "rows.csv"
     trainer(tmp_path / "run", Appends(rows)).fit(Noted())
@@ -108,7 +162,8 @@ def test_an_environment_variable_that_changes_is_named(tmp_path, capfd):
 
 def test_what_is_written_once_and_what_lightning_writes_is_not_named(tmp_path, capfd):
     run = tmp_path / "run"
-    callbacks = Caches(tmp_path / "cache"), ModelCheckpoint(run / "own", save_last=True)
+    own = ModelCheckpoint(run / "own", save_top_k=-1)
+    callbacks = Caches(tmp_path / "cache"), own, Reloads()
     trainer(run, *callbacks, enable_checkpointing=True, logger=CSVLogger(run)).fit(Noted())
     assert "while training" not in capfd.readouterr().out
 

@@ -529,11 +529,21 @@ class Draws(LightningModule):
         return next(BATCHES)
 
 
-def test_an_iterator_over_a_loader_in_a_variable_is_reported(capsys):
+PACE = (rate for rate in (0.1, 0.2, 0.3))
+
+
+class Paced(LightningModule):
+    def on_train_epoch_end(self):
+        return next(PACE)
+
+
+def test_an_iterator_in_a_variable_is_reported(capsys):
     (line,) = told(capsys, state_of(Draws()))
     assert line.startswith(
         f"variables.{__name__}.BATCHES is a _SingleProcessDataLoaderIter, and no"
     )
+    (line,) = told(capsys, state_of(Paced()))
+    assert line.startswith(f"variables.{__name__}.PACE is a generator, and no checkpoint can hold")
 
 
 def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
