@@ -90,9 +90,12 @@ class Goodput:
     def share(self) -> float | None:
         """The share of the instances' time that became kept training, 0 to 1.
 
-        None if nothing is billed.
+        None if nothing is billed, or if a job has completed without a line of progress.
         """
-        return self.kept_seconds / self.instance_seconds if self.instance_seconds > 0 else None
+        is_unknown = self.steps is None and self.status == Status.COMPLETED
+        if self.instance_seconds <= 0 or is_unknown:
+            return None
+        return self.kept_seconds / self.instance_seconds
 
     @property
     def caveat(self) -> str | None:

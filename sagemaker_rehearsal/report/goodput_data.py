@@ -148,7 +148,9 @@ def check(data: dict, least: float) -> None:
     failed = data["status"] == Status.FAILED
     share = 0.0 if failed else data["goodput"]
     if share is None or share < least:
-        found = "none, as no instance was started" if share is None else f"{100 * share:.2f}%"
+        found = f"{100 * share:.2f}%" if share is not None else "none, as no instance was started"
+        if share is None and data["status"] == Status.COMPLETED:
+            found = "none, as its log has no line of progress"
         raise ValueError(
             f"goodput: found {found}{' (the job failed)' if failed else ''}, expected "
             f"{100 * least:g}% or more (--fail-below); {data['job']} has {data['interruptions']} "

@@ -105,6 +105,8 @@ def test_a_failed_job_has_no_goodput_and_nothing_has_none():
         goodput_data.check(failed, 0.01)
     with pytest.raises(ValueError, match="found none, as no instance was started"):
         goodput_data.check(goodput_data.describe(job(status="Stopped")), 0.0)
+    with pytest.raises(ValueError, match="found none, as its log has no line of progress"):
+        goodput_data.check(goodput_data.describe(job(status="Completed")), 0.0)
 
 
 def test_what_has_no_goodput_is_named(tmp_path):
