@@ -12,6 +12,10 @@ from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
+PRUNED = "_orig"
+"""What torch.nn.utils.prune adds to the name of a weight."""
+
+
 class ParameterGroups(Part):
     """The names of the parameters in each optimizer's parameter groups."""
 
@@ -67,6 +71,8 @@ class ParameterGroups(Part):
         A hook may have added groups, or made the optimizers anew with what it has unfrozen.
         """
         parameters = dict(named_parameters(self.trainer.lightning_module))
+        # What training has pruned is pruned again once everything is loaded.
+        parameters = {f"{name}{PRUNED}": each for name, each in parameters.items()} | parameters
         for optimizer, saved_groups in zip(self.trainer.optimizers, saved, strict=False):
             named = {id(parameters.get(name)) for names in saved_groups for name in names}
             for number, names in enumerate(saved_groups):

@@ -7,6 +7,7 @@ import torch
 from pytorch_lightning.callbacks import BaseFinetuning
 from short_fits import Noted, alone_and_resumed, trainer
 from torch import nn
+from torch.nn.utils import prune
 from untrained import in_epoch_5, run_of
 
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
@@ -46,6 +47,17 @@ def test_groups_that_hooks_have_made_are_made_again():
     assert [*map(id, members)] == [*map(id, first)]
     part.restore([[[*dict(model.named_parameters())]]], Moment.OPTIMIZERS)
     assert [*map(id, members)] == [*map(id, [*first, *second])]
+
+
+def test_a_group_that_was_made_of_pruned_weights_has_their_order_before_they_are_pruned():
+    trained, model = nn.Linear(3, 2), nn.Linear(3, 2)
+    prune.l1_unstructured(trained, "weight", 0.5)
+    saved = part_of(trained, torch.optim.SGD(trained.parameters(), 0.1)).save(None, None)
+    assert saved == [[["bias", "weight_orig"]]]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    part_of(model, optimizer).restore(saved, Moment.OPTIMIZERS)
+    members = optimizer.param_groups[0]["params"]
+    assert [*map(id, members)] == [id(model.bias), id(model.weight)]
 
 
 @pytest.mark.parametrize(("is_models", "lines"), [(True, 0), (False, 1)])
