@@ -11,7 +11,6 @@ from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
-
 PRUNED = "_orig"
 """What torch.nn.utils.prune adds to the name of a weight."""
 

@@ -270,12 +270,12 @@ class Reports:
             if (owner_name, name_of_users) in self.reported:
                 continue
             self.reported.add((owner_name, name_of_users))
-            log.warning(f"{owner_name}.{name_of_users} {reason}")
+            log.warning(f"{'.'.join(filter(None, (owner_name, name_of_users)))} {reason}")
 
     def _verb(self, unsaved: Unsaved) -> str:
         """Return "is" if the attribute that is named is what cannot be saved, else "holds"."""
         within = _is_librarys_value(self.state.begin().by_path.get(unsaved.path))
-        return "holds" if unsaved.is_part or within else "is"
+        return "holds" if unsaved.is_part or within or not unsaved.name else "is"
 
     def warn_of_unreadable(self) -> None:
         """Warn, once, of objects that no checkpoint holds and whose changes nobody can tell.

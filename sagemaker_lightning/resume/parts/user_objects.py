@@ -175,7 +175,7 @@ class UserObjects(Part):
         return {
             "graph": graph,
             "unsaved": {
-                f"{each.path}.{each.name}": [
+                f"{each.path}.{each.name}".removesuffix("."): [
                     each.kind,
                     fingerprints.of_held_arrays(each.refused).hex(),
                 ]

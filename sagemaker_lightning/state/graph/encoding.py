@@ -48,6 +48,7 @@ from sagemaker_lightning.state.graph.kinds.views import (
 from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
     CODE,
+    FUNCTION,
     GENERATOR,
     KINDS,
     LIBRARYS,
@@ -72,6 +73,8 @@ PACKED_FROM = 256
 TENSOR_VIEW = TensorViewKind()
 ARRAY_VIEW = ArrayViewKind()
 TUPLE = KINDS["tuple"]
+CLOSING = FUNCTION, KINDS["method"], KINDS["cell"]
+"""The kinds of what has variables of its own: what a function has closed over, and that."""
 MADE_OF_TORCHS = tuple, Tensor, nn.Parameter, DTensor
 
 
@@ -705,8 +708,10 @@ class Encoder:
         """Note what is not saved, by the user's object that has it and the attribute."""
         is_part = key not in self.origins or name is None
         # Elements are named by the attribute that has their container.
+        is_closed_over = node.kind is not OBJECT
         while (node.kind is not OBJECT or name is None) and node.parent is not None:
             parent = node.parent
+            is_closed_over = is_closed_over and parent.kind in CLOSING
             if parent.kind is OBJECT:
                 is_object = node.value is self.nodes[key].value if key in self.nodes else False
                 is_part = not is_object
@@ -718,6 +723,8 @@ class Encoder:
             value = self.nodes[key].value
         path = self.start.paths.get(key_of(node.value)) or node.path
         changes = key in self.start.nodes
+        # What a function, such as a hook, has closed over is in a variable of its own.
+        is_part = is_part and not (is_closed_over and not name and changes)
         first = self.nodes.get(self.first_of.get(key, key))
         refused = None if first is None else first.value
         kind = self.refused[key]

@@ -147,6 +147,29 @@ def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_reported(capsys):
     assert line.startswith(f"{name}.Filling.training_step.row holds a user_state.Row{UNSAVED}")
 
 
+class Hooked(Model):
+    """Counts, in a hook, in what no checkpoint can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+        counts = weakref.WeakKeyDictionary()
+
+        def count(module, *_):
+            counts[module] = counts.get(module, 0) + 1
+
+        self.line.register_forward_hook(count)
+
+
+def test_what_a_hook_has_closed_over_and_no_checkpoint_can_hold_is_reported(capsys):
+    state = state_of(model := Hooked())
+    assert told(capsys, state) == []
+    model.line(torch.ones(1))
+    (line,) = told(capsys, state)
+    name = f"{__name__}.Hooked.__init__.<locals>.count"
+    assert line.startswith(f"{name} holds a weakref.WeakKeyDictionary, which no checkpoint can")
+
+
 INNER = None
 
 
