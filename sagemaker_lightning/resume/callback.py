@@ -75,6 +75,7 @@ from sagemaker_lightning.resume.parts.roots import names_in_code
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
+from sagemaker_lightning.resume.same_run.failed_fit import FailedFit
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.stopping import Intervals
 from sagemaker_lightning.state.graph.kinds import draws
@@ -208,8 +209,10 @@ class ExactResume(EarlyCallback):
         self.trained = NOTHING_TRAINED
         """What the trainings of other trainers before have changed of the user's objects."""
         self.results: list[ResumeResult] = []
-        self.start_before: FirstStart | None = None
         """What `resumes` returns once the training has ended."""
+        self.start_before: FirstStart | None = None
+        self.failed: FailedFit | None = None
+        """The training before, if it has failed."""
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
         self.seeds = seed is not None and self.is_alone  # the command line has seeded before
@@ -447,6 +450,9 @@ class ExactResume(EarlyCallback):
         if self.saves and trainer.is_global_zero and self.folder.home.lost:
             log.warning(self.folder.home.notice)
         self.changed.callback(folder_lock.unlock, self.folder.path)
+        if self.failed:
+            self.failed.report(pl_module)
+            self.failed = None
         self.run = Run(
             trainer,
             self.folder.unread(),
@@ -547,9 +553,11 @@ class ExactResume(EarlyCallback):
         self.changed.close()
         run = self.run
         self._drop_run()
-        is_error = not isinstance(exception, UserError)
-        if run and number and is_error and isinstance(exception, Exception):
-            run.stopping.exit_after(exception, number)
+        if run and isinstance(exception, Exception) and not isinstance(exception, UserError):
+            if number:
+                run.stopping.exit_after(exception, number)
+            if self.saves:
+                self.failed = FailedFit(run)
 
     # While it trains ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ what the program does between its trainings finds what it found.
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,14 +193,20 @@ def test_another_trainer_continues_the_newest_training(tmp_path: Path, capfd):
     assert model.events[-2:] == ["end 4", "all"]
 
 
-def test_a_training_that_has_failed_is_the_same_one_if_it_is_tried_again(tmp_path: Path):
+def test_a_training_that_has_failed_is_the_same_one_if_it_is_tried_again(tmp_path: Path, capfd):
     fits = trainer(tmp_path)
     fits.fit(model := Noted(fails="batch 3:1"))
     fits.fit_loop.max_epochs = 4
     with pytest.raises(RuntimeError, match="as it was told"):
         fits.fit(model)
     model.fails = ""
+    model.calls = 7
+    capfd.readouterr()
     fits.fit(model)
+    (line,) = re.findall("^warning: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    assert line.startswith(
+        "model.calls, model.fails: changed after a training that failed, which is"
+    )
     assert [path.name for path in tmp_path.glob("fit-*")] == ["fit-2"]
     as_in_a_new_process()
     assert weights(model) == weights(trained_twice(tmp_path / "alone"))
