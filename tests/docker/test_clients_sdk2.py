@@ -180,6 +180,7 @@ def test_a_model_that_is_written_slowly(client: Client, image: str, tmp_path: Pa
 ENABLED = {"enabled": True}
 
 
+@pytest.mark.thorough  # what runs: test_toolkit.py
 def test_what_the_client_sends_for_a_distribution(client: Client):
     """The toolkit's process knows each name.
 

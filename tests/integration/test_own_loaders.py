@@ -59,7 +59,6 @@ CASES = {
 }
 ALWAYS_RUN = [
     "stateful stream, workers",
-    "dataloader_iter, two a step",
     "replay, live",
 ]
 LAST_STEP = {"dataloader_iter, two a step": 4, "litdata, ranks": 4}

@@ -278,7 +278,7 @@ def test_a_training_that_fails_leaves_no_file_open_and_no_folder_locked(tmp_path
         gc.collect()  # another test's files
         open_files.append(len([*Path("/proc/self/fd").iterdir()]))
         assert folder_lock._held == {}
-    assert open_files[0] == open_files[1]
+    assert open_files[1] <= open_files[0]  # those of another test may be closed meanwhile
 
 
 def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):

@@ -73,7 +73,7 @@ TWICE = ("stop at 0:3", "kill at 1:3")
             marks=pytest.mark.thorough,
         ),
         ("meta", (2, 1), ("kill at 0:3", "stop at end 0")),
-        ("two optimizers", (2, 1), TWICE),
+        pytest.param("two optimizers", (2, 1), TWICE, marks=pytest.mark.thorough),
         pytest.param("buffers", (2, 1), TWICE, marks=pytest.mark.thorough),
         ("clipped", (2, 2), ("stop at 1:2",)),
         pytest.param("clipped", (2, 1), TWICE, marks=pytest.mark.thorough),
@@ -92,6 +92,7 @@ def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interr
     assert [each.value for each in resumed] == [each.value for each in whole], resumed[0].output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("wrapper", "mesh"),
     [

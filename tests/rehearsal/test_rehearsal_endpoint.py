@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import nightly
 import pytest
 from aws_services import client
 from botocore.exceptions import ClientError
@@ -93,7 +94,7 @@ SDK_3_JOB = {
 }
 
 
-@pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
+@pytest.mark.parametrize("sdk", nightly.all_but(["sdk3"], ["sdk2", "sdk3"]))
 def test_an_sdk(endpoint, tmp_path, sdk):
     job_arguments = SDK_2_JOB if sdk == "sdk2" else SDK_3_JOB
     completed = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job_arguments])
@@ -300,6 +301,7 @@ def test_a_warm_pool_goes_from_job_to_job(endpoint):
         )
 
 
+@pytest.mark.thorough
 def test_a_client_sees_which_of_the_preferred_types_was_chosen(tmp_path):
     """And the launcher's commands start the same request again."""
     preferred = [
