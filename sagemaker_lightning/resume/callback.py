@@ -556,7 +556,7 @@ class ExactResume(EarlyCallback):
         if run and isinstance(exception, Exception) and not isinstance(exception, UserError):
             if number:
                 run.stopping.exit_after(exception, number)
-            if self.saves:
+            if self.saves and self.is_alone and trainer.world_size == 1:  # others may wait for it
                 self.failed = FailedFit(run)
 
     # While it trains ------------------------------------------------------------------------------
