@@ -2,6 +2,8 @@
 
 import functools
 import io
+import mmap
+import sqlite3
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,6 +70,10 @@ RESULTS_KEPT = (
     "keeps results, and no checkpoint has them: a resumed run computes them again; if they depend "
     "on more than the arguments, keep them"
 )
+UNSAVED_IN_FILE = f"{NO_CHECKPOINT} with what is in its file then{INSTEAD}"
+"""What is said of a value whose numbers are in a file, or in a database."""
+IN_FILES = np.memmap, mmap.mmap, sqlite3.Connection
+"""The classes of such values."""
 FILE_EMPTIED = (
     "is a file that its opening empties, and training writes to it: a resumed run begins it again; "
     'open it with "a", or keep what it holds'
@@ -244,16 +250,7 @@ class Reports:
         start = self.state.begin()
         self._report_modules()
         unsaved = {
-            (each.path, each.name): FUNCTION_MADE
-            if isinstance(each.value, CALLED)
-            else f"{RESULTS_KEPT} in an attribute, or {HINT}"
-            if isinstance(each.refused, CACHE)
-            else f"{FILE_EMPTIED} in an attribute, or {HINT}"
-            if isinstance(each.refused, io.IOBase)
-            and not isinstance(each.refused, fingerprints.STREAMS)
-            and not each.is_part
-            else f"{self._verb(each)} {with_article(each.kind)}"
-            + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
+            (each.path, each.name): self._why_unsaved(each)
             for each in self.state.unsaved
             if _is_told(each, start.by_path.get(each.path))
             and not self._is_made_again(each)
@@ -271,6 +268,21 @@ class Reports:
                 continue
             self.reported.add((owner_name, name_of_users))
             log.warning(f"{'.'.join(filter(None, (owner_name, name_of_users)))} {reason}")
+
+    def _why_unsaved(self, unsaved: Unsaved) -> str:
+        """Return what is said of a value that no checkpoint has."""
+        refused = unsaved.refused
+        if isinstance(unsaved.value, CALLED):
+            return FUNCTION_MADE
+        if isinstance(refused, CACHE):
+            return f"{RESULTS_KEPT} in an attribute, or {HINT}"
+        is_file = isinstance(refused, io.IOBase) and not isinstance(refused, fingerprints.STREAMS)
+        if is_file and not unsaved.is_part:
+            return f"{FILE_EMPTIED} in an attribute, or {HINT}"
+        what = f"{self._verb(unsaved)} {with_article(unsaved.kind)}"
+        if isinstance(refused, IN_FILES):
+            return f"{what}{UNSAVED_IN_FILE}"
+        return what + (UNSAVED_CHANGE if unsaved.is_first or unsaved.changes else UNSAVED)
 
     def _verb(self, unsaved: Unsaved) -> str:
         """Return "is" if the attribute that is named is what cannot be saved, else "holds"."""

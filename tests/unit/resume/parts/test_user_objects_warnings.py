@@ -147,6 +147,17 @@ def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_reported(capsys):
     assert line.startswith(f"{name}.Filling.training_step.row holds a user_state.Row{UNSAVED}")
 
 
+def test_what_is_in_a_file_starts_with_what_the_file_has(tmp_path, capsys):
+    np.zeros(4).tofile(tmp_path / "map")
+    model = Model(scores=np.memmap(tmp_path / "map", np.float64, "r+"))
+    state = state_of(model)
+    assert told(capsys, state) == []
+    model.scores[0] = 1
+    (line,) = told(capsys, state)
+    says = "which no checkpoint can hold: a resumed run starts with what is in its file then; keep "
+    assert line.startswith(f"user_state.Model.scores is a numpy.memmap, {says}")
+
+
 class Hooked(Model):
     """Counts, in a hook, in what no checkpoint can hold."""
 
