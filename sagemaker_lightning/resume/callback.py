@@ -60,6 +60,7 @@ from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import arguments, first_draws, memory_copies, moments
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
+from sagemaker_lightning.resume.failed_fit import FailedFit
 from sagemaker_lightning.resume.files import (
     best_model,
     checkpoint_file,
@@ -75,7 +76,6 @@ from sagemaker_lightning.resume.parts.roots import names_in_code
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
-from sagemaker_lightning.resume.same_run.failed_fit import FailedFit
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.stopping import Intervals
 from sagemaker_lightning.state.graph.kinds import draws
