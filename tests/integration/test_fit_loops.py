@@ -177,6 +177,40 @@ def test_a_search_between_epochs_finds_what_it_would_have_found(tmp_path, valida
     assert train(tmp_path / "run") == alone
 
 
+class FineTunedSize(BatchSizeFinder):
+    """Searches a batch size as the third epoch begins."""
+
+    def on_fit_start(self, trainer, pl_module):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            self.scale_batch_size(trainer, pl_module)
+
+
+@pytest.mark.parametrize("stop", ["batch 1:1", "end 1"])
+def test_a_search_between_epochs_of_a_resumed_run_takes_nothing_back(tmp_path, stop):
+    """It makes data of its own, where a resumed run has those of an earlier epoch."""
+
+    class Searched(Noted):
+        batch_size = 2
+
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(torch.ones(8, 2)), self.batch_size)
+
+    def train(folder: Path, *stops: str) -> list[str]:
+        search = FineTunedSize(steps_per_trial=1, init_val=2, max_trials=1)
+        options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+        options |= {"default_root_dir": tmp_path}
+        trainer(folder, search, **options).fit(model := Searched(*stops))
+        return model.events
+
+    alone = train(tmp_path / "alone")
+    with interrupted():
+        train(tmp_path / "run", stop)
+    assert train(tmp_path / "run") == alone
+
+
 def test_a_higher_limit_trains_on(tmp_path, capfd, alone):
     shutil.copytree(alone.folder, tmp_path, dirs_exist_ok=True)
     longer = trainer(tmp_path, **whole(tmp_path, max_epochs=3))

@@ -20,6 +20,7 @@ SEED = int(os.environ.get("ZOO_SEED", 1))
 # test_data_that_change.py has an iterator of the user's own.
 QUICK_CONFIGURATIONS = {
     "padded sequences": "process",  # an LSTM keeps its weights in a list, too
+    "a pool that grows": "process",
     "LoRA: strict_loading=False": "lightning-2",
 }
 

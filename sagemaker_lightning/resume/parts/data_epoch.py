@@ -120,8 +120,8 @@ class DataEpoch(Part):
         seed = self.run.seeding.seed
         epoch = self.trainer.current_epoch
         # A search between two epochs has data of its own, and then Lightning makes those it had.
-        has_begun = self.run.part(TrainerSettings).has_begun
-        data_epoch = self._epoch("made") if self.run.resumed and not has_begun else -1
+        is_first = self.run.resumed is not None and self.run.resumed.point is not None
+        data_epoch = self._epoch("made") if is_first else -1
         # Lightning makes the data after a search, which draws; a resumed run does not search.
         follows_search = any(map(lightning_callbacks.is_search, callbacks_of(self.trainer)))
         if loop.loaders is not None:
