@@ -138,7 +138,8 @@ def judge(
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
     unfinished = None
     if not end.status or (unexplained and not ended_by_us):
-        unfinished = _unfinished(end.status, supervisor, watchdog)
+        # Below a script, nobody knows the exit status of a rank that the script has waited for.
+        unfinished = _unfinished(end.status or int(bool(script_failure)), supervisor, watchdog)
     if script_failure and not (end.status or unfinished):
         unfinished = _hidden(script_failure, watchdog)
     if unfinished and end.status and reason and reason.is_local:
@@ -199,7 +200,7 @@ def _unfinished(
     hyperparameters.
 
     Args:
-        status: The program's exit status. If it is not 0, those of ranks have to be known.
+        status: The exit status of ranks whose own is not known.
         supervisor: See `judge`.
         watchdog: See `judge`.
     """

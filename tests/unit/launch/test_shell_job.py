@@ -310,7 +310,9 @@ def test_a_program_that_dies_is_started_again(base, run, most, status):
     ],
 )
 def test_a_pipe_does_not_hide_how_a_program_ends(base, run, ends, says, restarts):
-    program = f"""{DIES_ONCE.partition("print(")[0]}
+    program = f"""import os
+os.environ["LOCAL_RANK"] = "0"  # as Lightning does
+{DIES_ONCE.partition("print(")[0]}
 from sagemaker_lightning import report_failures
 def fail(text):
     with report_failures():
