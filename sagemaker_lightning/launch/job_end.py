@@ -136,12 +136,13 @@ def judge(
         number = next((STOP_SIGNALS[each] for each in statuses if each in STOP_SIGNALS), None)
     unexplained = bool(end.status) and not (failed.killed or number) and lost_a_peer
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
-    unfinished = None
+    unfinished: Unfinished | HiddenFailure | None = None
     if not end.status or (unexplained and not ended_by_us):
-        # Below a script, nobody knows the exit status of a rank that the script has waited for.
-        unfinished = _unfinished(end.status or int(bool(script_failure)), supervisor, watchdog)
+        # A program that has failed, or a script, does not tell how its ranks have ended.
+        must_be_known = bool(end.status or script_failure)
+        unfinished = _unfinished(must_be_known, supervisor, watchdog)
     if script_failure and not (end.status or unfinished):
-        unfinished = _hidden(script_failure, watchdog)
+        unfinished = _hidden_failure(script_failure, watchdog)
     if unfinished and end.status and reason and reason.is_local:
         reason = None  # it says no more than that
     missing = "" if end.status else missing_model()
@@ -162,7 +163,7 @@ def judge(
         how = described(end.status, end.stop_signal)
         if end.stop_signal and supervisor.has_killed:
             how += ": that signal alone did not end it"
-        raise Interrupted(f"{unfinished or missing or f'{name} {how}'}", number)
+        raise Interrupted(str(unfinished or missing or f"{name} {how}"), number)
     if result is Outcome.FAILED:
         raise failed
     if unfinished and result is Outcome.UNFINISHED:
@@ -191,8 +192,8 @@ def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, 
 
 
 def _unfinished(
-    status: int, supervisor: Supervisor, watchdog: Watchdog
-) -> "Unfinished | Hidden | None":
+    must_be_known: bool, supervisor: Supervisor, watchdog: Watchdog
+) -> "Unfinished | None":
     """Return the error of a rank that has ended within its training with exit status 0.
 
     None if there is none. The ranks are the program itself and those that it has launched. What
@@ -200,16 +201,17 @@ def _unfinished(
     hyperparameters.
 
     Args:
-        status: The exit status of ranks whose own is not known.
+        must_be_known: Whether the ranks' own exit statuses count alone, and of all ranks; if not,
+            those that the program has launched ended as it did, unless it is known better.
         supervisor: See `judge`.
         watchdog: See `judge`.
     """
     program = supervisor.child.pid if supervisor.child else 0
     statuses = {**watchdog.statuses, **supervisor.statuses}
     for rank in rank_progress.read(watchdog.path):
-        is_the_programs = program in (rank.pid, rank.launcher) or bool(status)
-        ended_well = not (rank.has_failed or statuses.get(rank.pid, status))
-        if is_the_programs and rank.is_training and ended_well:
+        counts = must_be_known or program in (rank.pid, rank.launcher)
+        status = statuses.get(rank.pid, None if must_be_known else 0)
+        if counts and rank.is_training and not rank.has_failed and status == 0:
             return Unfinished(
                 f"{A_RANK} {rank.pid} ended with exit status 0 within its training, after step "
                 f"{rank.step}"
@@ -217,7 +219,7 @@ def _unfinished(
     return None
 
 
-def _hidden(failure: Path, watchdog: Watchdog) -> "Hidden | None":
+def _hidden_failure(failure: Path, watchdog: Watchdog) -> "HiddenFailure | None":
     """Return the error that a script has hidden, if no training below it has come to its end.
 
     Args:
@@ -229,9 +231,9 @@ def _hidden(failure: Path, watchdog: Watchdog) -> "Hidden | None":
         return None
     if any(rank.has_failed for rank in ranks):
         written = failures.written(failure)
-        return Hidden(written.splitlines()[0].removeprefix("error: ")) if written else None
+        return HiddenFailure(written.splitlines()[0].removeprefix("error: ")) if written else None
     rank = max(ranks, key=lambda rank: rank.moved_at)
-    return Hidden(f"{A_RANK} {rank.pid} ended within its training, after step {rank.step}")
+    return HiddenFailure(f"{A_RANK} {rank.pid} ended within its training, after step {rank.step}")
 
 
 def tell_hosts(
@@ -277,7 +279,7 @@ def _kind(error: BaseException, watchdog: Watchdog) -> FaultKind:
     if isinstance(error, OtherFailed):
         is_death = error.reason in watchdog.suspicions or OF_A_DEVICE.search(error.reason.why)
         return FaultKind.DEATH if is_death else FaultKind.ERROR
-    if isinstance(error, Hidden):
+    if isinstance(error, HiddenFailure):
         # Without an error that it has written, a signal may have ended it.
         is_death = str(error).startswith(A_RANK) or OF_A_DEVICE.search(str(error))
         return FaultKind.DEATH if is_death else FaultKind.ERROR
@@ -326,7 +328,7 @@ class Unfinished(UserError):
         )
 
 
-class Hidden(Exception):
+class HiddenFailure(Exception):
     """A script ended with exit status 0, and what it runs has not ended well.
 
     Args:
@@ -429,7 +431,7 @@ def described(status: int, asked: int | None = None) -> str:
     )
 
 
-ERRORS = (UserError, ProgramFailed, OtherFailed, Interrupted, Hidden)
+ERRORS = (UserError, ProgramFailed, OtherFailed, Interrupted, HiddenFailure)
 """The errors that are raised on purpose: their one line says all.
 
 Any other error is shown with its traceback.
@@ -473,7 +475,7 @@ def report(
         effects: tuple[str, ...] = ()
         if isinstance(error, OtherFailed) or getattr(error, "killed", False):
             effects = (loss, "interrupted")
-        elif isinstance(error, (Interrupted, Unfinished, Hidden)):
+        elif isinstance(error, (Interrupted, Unfinished, HiddenFailure)):
             effects = (loss,)
         written = failures.written(path)
         replaces = written.startswith(effects) or bool(is_no_reason(written))

@@ -591,7 +591,7 @@ def _may_be_started_again(pid: int) -> bool:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         variables = {name: value for name, _, value in (each.partition(b"=") for each in entries)}
         return variables.get(b"TORCHELASTIC_MAX_RESTARTS", b"0") not in (b"", b"0")
-    return True  # it has ended
+    return True  # nothing is known of one that has ended
 
 
 def _has_begun_to_end(pid: int) -> bool:

@@ -29,9 +29,9 @@ class FailedFit:
         self.trainer = run.trainer
         self.model = run.trainer.lightning_module
         self.graph = run.part(UserObjects).graph
-        self.digests = self._present()
+        self.digests = self._changes()
 
-    def _present(self) -> dict[str, Any]:
+    def _changes(self) -> dict[str, Any]:
         """Return what has changed since the training began, by name, to be compared."""
         with suppress(Exception):  # another error has ended the training, and it counts
             changed = digests(self.graph.encode())
@@ -46,7 +46,7 @@ class FailedFit:
         """
         if model is not self.model or not self.trainer.is_global_zero:
             return
-        now = self._present()
+        now = self._changes()
         both = now | self.digests
         changed = sorted(name for name in both if now.get(name) != self.digests.get(name))
         if changed:

@@ -30,20 +30,9 @@ MAX_FILES = 1024  # files written while training that are remembered, at most
 READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
 FETCHES = "torch.utils.data._utils.fetch"
 """The module whose code asks a dataset for samples."""
-OPENING = tuple(
-    f"{name}."
-    for name in (
-        *(
-            "numpy",
-            "torch.serialization",
-            "pandas",
-            "safetensors",
-            "joblib",
-            "PIL",
-            "torchvision.io",
-        ),
-        *("pathlib", "json", "pickle", "gzip", "bz2", "lzma", "zipfile", "contextlib"),
-    )
+OPENING = (
+    *("numpy.", "torch.serialization.", "torchvision.io.", "pandas.", "safetensors.", "joblib."),
+    *("PIL.", "pathlib.", "json.", "pickle.", "gzip.", "bz2.", "lzma.", "zipfile.", "contextlib."),
 )
 """The names of modules and packages that open files for whoever calls them, each with a dot."""
 APPENDS = re.compile(r".*a.*").fullmatch
@@ -66,7 +55,7 @@ class OutsideState:
         self.folders: set[str] = set()
         """Folders of which a file is among `changed_files` for all that come later."""
         self.of_libraries: set[str] = set()
-        """Files that libraries have written, such as Lightning's checkpoints."""
+        """Files that libraries have written, such as Lightning's checkpoints, and datasets."""
         self.contents: dict[str, tuple[int, int, int]] = {}
         """What tells the contents of files apart that were written while training."""
         self.variables: dict[str, str] = {}
@@ -139,7 +128,7 @@ class OutsideState:
             self.changed_files.add(path)
 
     def _note_write(self, file: Any) -> None:
-        """Note that a file is opened for writing, if a library does.
+        """Note a file that a library, or a dataset for its samples, opens for writing.
 
         Raises:
             TypeError: It is not a path.

@@ -148,9 +148,9 @@ def check(data: dict, least: float) -> None:
     failed = data["status"] == Status.FAILED
     share = 0.0 if failed else data["goodput"]
     if share is None or share < least:
-        found = f"{100 * share:.2f}%" if share is not None else "none, as no instance was started"
-        if share is None and data["status"] == Status.COMPLETED:
-            found = "none, as its log has no line of progress"
+        is_done = data["status"] == Status.COMPLETED
+        why = "its log has no line of progress" if is_done else "no instance was started"
+        found = f"none, as {why}" if share is None else f"{100 * share:.2f}%"
         raise ValueError(
             f"goodput: found {found}{' (the job failed)' if failed else ''}, expected "
             f"{100 * least:g}% or more (--fail-below); {data['job']} has {data['interruptions']} "

@@ -41,9 +41,9 @@ PYTHONS = {"builtins", *sys.stdlib_module_names}
 OF_CODE = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType
 NUMBERS_AND_TEXT = int, float, bool, str, bytes
 LAST_STANDARD_FILE = 2
+"""The number of the standard error's file; those before it are standard, too."""
 STREAMS = io.StringIO, io.BytesIO
 """The classes of files in memory."""
-"""The number of the standard error's file; those before it are standard, too."""
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
 
