@@ -23,6 +23,8 @@ LONGEST_REASON = 2**16
 """Characters of a failure file that are read: enough for a traceback."""
 
 LOST_PEER = "lost a peer"
+LAST_LINE = "its last line: "
+NO_LINE = "nothing on its stderr says why"
 OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end a rank for a reason of its own, whatever happened to other ranks.
 
@@ -343,7 +345,8 @@ def last_error(stderr: str) -> tuple[str, str]:
 
     Some of the tracebacks there are not the cause: that of a launcher, that of a rank that merely
     lost another rank, and that of an error which came from such a loss. Without any error, the
-    explanation is the last line and the traceback is ""; both are "" if there is no line.
+    explanation is LAST_LINE with the last line, which need not be about the end, and the traceback
+    is ""; both are "" if there is no line.
     """
     # "[rank1]: " comes from torch, "  | " and "  +-+---" from an exception group.
     lines = [
@@ -401,7 +404,7 @@ def last_error(stderr: str) -> tuple[str, str]:
     last_line = written[-1] if written else ""
     if re.search(HOST_MEMORY, last_line, re.IGNORECASE):  # the linker's or glibc's
         return explain("it wrote", last_line), ""
-    return _shortened(last_line, 500), ""
+    return f"{LAST_LINE}{_shortened(last_line, 500)}" if last_line else "", ""
 
 
 def class_of(trace: str) -> str:

@@ -412,7 +412,7 @@ class ProgramFailed(Exception):
             why = failures.OUT_OF_MEMORY
         super().__init__(
             f"{name} {described(program_end.status, program_end.stop_signal)}: "
-            f"{why or 'nothing on its stderr says why'}"
+            f"{why or failures.NO_LINE}"
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import LOST_PEER
+from sagemaker_lightning.contract.failures import LAST_LINE, LOST_PEER, NO_LINE
 from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.nodes.messages import Fault, FaultKind
@@ -126,4 +126,6 @@ def _alike(why: str) -> str:
     # Ranks hear of one loss in several ways, as it happens.
     if LOST_PEER in why:
         return LOST_PEER
-    return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", why)
+    # What a program wrote last may be of the step before, or of another rank.
+    known = re.split(f"{LAST_LINE}|{NO_LINE}", why)[0]
+    return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", known)

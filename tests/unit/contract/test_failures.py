@@ -23,6 +23,7 @@ from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
 from sagemaker_lightning.contract.errors import UserError, printable, with_article
 from sagemaker_lightning.contract.failures import (
+    LAST_LINE,
     ended_rank,
     explain,
     last_error,
@@ -140,7 +141,7 @@ def test_a_message_is_cut_at_its_limit():
     advised = explain("MemoryError", text)
     assert advised.endswith(f" (MemoryError: {text[:384]}...)")
     assert advised.startswith("out of host")
-    assert last_error("x" * 501) == ("x" * 497 + "...", "")
+    assert last_error("x" * 501) == (LAST_LINE + "x" * 497 + "...", "")
 
 
 @pytest.mark.parametrize("length", [1021, 1022, 1023, 1024, 1030])
@@ -262,7 +263,7 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         ),
         (
             "usage: x\nx: error: unrecognized arguments: --a\n\n",
-            "x: error: unrecognized arguments: --a",
+            f"{LAST_LINE}x: error: unrecognized arguments: --a",
             False,
         ),
         (
@@ -273,8 +274,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         ("", "", False),
         ("\n \n", "", False),
         ("starting: importing torch (9 s so far)\n", "", False),
-        ("it is wrong\nstarting: importing torch (9 s so far)\n", "it is wrong", False),
-        (TRACE, "f()", False),  # cut off
+        ("it is wrong\nstarting: importing torch (9 s so far)\n", f"{LAST_LINE}it is wrong", False),
+        (TRACE, f"{LAST_LINE}f()", False),  # cut off
     ],
 )
 def test_the_error_that_a_log_ends_with(stderr, says, trace):
@@ -337,7 +338,8 @@ def test_an_error_with_all_of_its_lines(stderr, says, trace):
     ],
 )
 def test_the_last_line_of_a_rank_says_more_than_its_launcher(launcher):
-    assert last_error(f"loading\nno rows in rows.csv\n{launcher}") == ("no rows in rows.csv", "")
+    line, _ = last_error(f"loading\nno rows in rows.csv\n{launcher}")
+    assert line == f"{LAST_LINE}no rows in rows.csv"
 
 
 @pytest.mark.parametrize(
@@ -349,7 +351,7 @@ def test_the_last_line_of_a_rank_says_more_than_its_launcher(launcher):
 )
 def test_a_warning_is_no_cause(warning):
     assert last_error(warning) == ("", "")
-    assert last_error(f"no rows\n{warning}{warning}") == ("no rows", "")
+    assert last_error(f"no rows\n{warning}{warning}") == (f"{LAST_LINE}no rows", "")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import LAST_LINE, NO_LINE
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.launch import restarts
 from sagemaker_lightning.launch.restarts import VARIABLE, WINDOW_SECONDS, Restarts
@@ -52,6 +53,16 @@ TABLE = {
     "a loss that a rank hears of in another way": (
         [Fault("x ended with exit status 134: lost a peer (closed)", FaultKind.DEATH, 7)],
         [taken("x ended with exit status 1: lost a peer (reset)", 7)],
+        "it came back at the same step",
+    ),
+    "the same, after another last line": (
+        [Fault(f"x ended with exit status 1: {LAST_LINE}step=7", FaultKind.DEATH, 7)],
+        [taken(f"x ended with exit status 1: {LAST_LINE}saved", 7)],
+        "it came back at the same step",
+    ),
+    "the same, after no last line": (
+        [Fault(f"x ended with exit status 1: {LAST_LINE}step=7", FaultKind.DEATH, 7)],
+        [taken(f"x ended with exit status 1: {NO_LINE}", 7)],
         "it came back at the same step",
     ),
     "the same before the next step": (

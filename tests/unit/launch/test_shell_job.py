@@ -169,13 +169,15 @@ def test_what_pip_could_not_install_is_the_reason():
         "common/utils.py", "scripts/install_requirements.py"
     )
     end = shell_job.of_program(ProgramEnd(1, None, f"ERROR: No x==9\n{trace}{HANDLER}"))
-    assert str(ProgramFailed("x", end)) == "x ended with exit status 1: ERROR: No x==9"
+    assert str(ProgramFailed("x", end)) == (
+        "x ended with exit status 1: its last line: ERROR: No x==9"
+    )
 
 
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        ("make: *** no rule\n", "make: *** no rule"),
+        ("make: *** no rule\n", "its last line: make: *** no rule"),
         ("", "nothing on its stderr says why"),
     ],
 )

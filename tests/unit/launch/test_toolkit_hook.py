@@ -554,7 +554,7 @@ TELLS = {
     "killed by Lightning": (
         "Child process with PID 7 terminated with code 1",
         -9,
-        "x was killed by SIGKILL: Child process with PID 7 terminated with code 1",
+        "x was killed by SIGKILL: its last line: Child process with PID 7 terminated with code 1",
     ),
     "a rank that was killed": (
         f"{ACCIDENT}{RANK.format(1, -9)}",
