@@ -73,8 +73,11 @@ def _run(supervisor: Supervisor) -> None:
     """
     # The toolkit's log of the job's settings is left out: our summary says it better.
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)
+    hyperparameters = json.loads(Path(environment.hyperparameters_file_dir).read_text())
+    # Of the two, the toolkit would tell the program the image's own (SM_MODULE_NAME).
+    if program := user_program.program_of(hyperparameters)[0]:
+        os.environ["SAGEMAKER_PROGRAM"] = program
     job = environment.Environment()
-    hyperparameters = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
     # The image's program finds the job's modules. The toolkit itself would make all of this
     # process's path the program's: a virtual environment that the job makes would then take the
     # image's packages before its own.

@@ -50,6 +50,8 @@ class Request:
 
     program: str
     """The program's path in the job's source or in the image, or a module of the source."""
+    named_by: str
+    """The hyperparameter or variable that names it."""
     source: str | None
     """Path or s3:// address of the job's source; None or "" if it is in CODE_FOLDER already."""
     ranks: int | None
@@ -81,17 +83,17 @@ class Request:
             here: Our view of the same variables.
             all_hyperparameters: The job's hyperparameters, those for the toolkit included.
         """
-        sent = _sent(all_hyperparameters, "sagemaker_program")
-        program = sent or os.environ.get("SAGEMAKER_PROGRAM", "")
+        program, named_by = program_of(all_hyperparameters)
         if not program:
             raise UserError(
                 "SAGEMAKER_PROGRAM: not given; expected a file of the job's source or of the image"
             )
         ranks = _ranks_of_torchrun(job)
         if ranks is not None and not program.endswith(".py"):
-            raise UserError(f"sagemaker_program: found {program}, torchrun allows a .py file only")
+            raise UserError(f"{named_by}: found {program}, torchrun allows a .py file only")
         return cls(
             program,
+            named_by,
             _sent(all_hyperparameters, "sagemaker_submit_directory"),
             ranks if here.takes_part else None,
             hyperparameters.flags(all_hyperparameters),
@@ -135,7 +137,7 @@ def prepare(request: Request, here: SageMakerEnvironment) -> Program | None:
         here: Describes the job and this host.
     """
     unpack(request.source)
-    folder, name = find(request.program), request.program
+    folder, name = find(request.program, request.named_by), request.program
     is_own = folder == CODE_FOLDER
     if not (is_own or here.takes_part):
         log.info(
@@ -163,6 +165,17 @@ def prepare(request: Request, here: SageMakerEnvironment) -> Program | None:
         variables=variables | os.environ,
         files_before=written(here.model_dir),
     )
+
+
+def program_of(all_hyperparameters: Mapping[str, object]) -> tuple[str, str]:
+    """Return the program that a job asks for, "" for none, and the name by which it does.
+
+    Args:
+        all_hyperparameters: The job's hyperparameters, those for the toolkit included.
+    """
+    if sent := _sent(all_hyperparameters, "sagemaker_program"):
+        return sent, "sagemaker_program"
+    return os.environ.get("SAGEMAKER_PROGRAM", ""), "SAGEMAKER_PROGRAM"
 
 
 def _sent(all_hyperparameters: Mapping[str, object], name: str) -> str | None:
@@ -256,13 +269,17 @@ def _check_archive(path: str) -> None:
             raise ValueError(f"it has the link {links[0]}, which takes Python 3.11.4 or later")
 
 
-def find(name: str) -> Path:
+def find(name: str, named_by: str) -> Path:
     """Return the folder of the program: CODE_FOLDER or HOME.
 
     A program of the job's own source comes before one of the image. If the source is a package
     (it has a setup.py), the name may also be that of a module in it.
 
     Raises UserError if there is no such program.
+
+    Args:
+        name: The program's.
+        named_by: The hyperparameter or variable that names it.
     """
     try:
         process.validate_entry_point(name)
@@ -279,7 +296,7 @@ def find(name: str) -> Path:
         else ""
     )
     raise UserError(
-        f"sagemaker_program: found {name}, which is neither in the job's source (which has: "
+        f"{named_by}: found {name}, which is neither in the job's source (which has: "
         f"{files_there or 'nothing'}) nor in the image; expected the path of a file there, e.g. "
         "train.py"
     )

@@ -66,7 +66,7 @@ def stop(site: Site, name: str) -> None:
         raise ValueError(f"JOB: found {name}, which is {status}; expected a job that runs")
     _sagemaker(site).stop_training_job(TrainingJobName=name)
     print(
-        f"{name} is stopping; it has {SAGEMAKER_KILLS:.0f} seconds to end by itself",
+        f"{name} is stopping; SageMaker gives it {SAGEMAKER_KILLS:.0f} seconds to end by itself",
         file=sys.stderr,
     )
 

@@ -155,6 +155,13 @@ def test_files_that_are_there_are_left_alone(code: Job):
     assert (code.base / "input/config/resourceconfig.json").read_text() == resources
 
 
+def test_a_job_s_program_gets_its_own_name_and_not_that_of_the_image_s(code: Job):
+    code.write("code/show.py", "import os\nprint('NAME', os.environ['SM_MODULE_NAME'])\n")
+    run = code.run(SAGEMAKER_PROGRAM="app/train.py")
+    assert run.returncode == 0, run.stdout
+    assert "NAME show\n" in run.stdout
+
+
 def test_a_mounted_folder_is_a_channel(code: Job):
     code.write("input/data/my-data/file", "")
     code.write(

@@ -398,7 +398,9 @@ def test_stopping_a_job_says_how_long_it_has(capsys):
     stopping.describe_training_job = lambda **_: {"TrainingJobStatus": "InProgress"}
     jobs.stop(site(stopping), "job-1")
     assert stopped == [{"TrainingJobName": "job-1"}]
-    assert capsys.readouterr().err == "job-1 is stopping; it has 120 seconds to end by itself\n"
+    assert capsys.readouterr().err == (
+        "job-1 is stopping; SageMaker gives it 120 seconds to end by itself\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -631,7 +631,6 @@ def told(monkeypatch, folder: Path, error: BaseException, number: int | None) ->
 
     (folder / "hyperparameters.json").write_text(json.dumps(FLAGS))
     job = SimpleNamespace(
-        input_config_dir=str(folder),
         to_env_vars=dict,
         hyperparameters={"max_restarts": 1},
         to_cmd_args=lambda: [],
@@ -641,6 +640,8 @@ def told(monkeypatch, folder: Path, error: BaseException, number: int | None) ->
     monkeypatch.setenv("PYTHONPATH", "")  # the toolkit sets it
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(toolkit_hook.environment, "Environment", lambda: job)
+    sent = str(folder / "hyperparameters.json")
+    monkeypatch.setattr(toolkit_hook.environment, "hyperparameters_file_dir", sent)
     monkeypatch.setattr(job_watch, "watchdog", watchdog)
     monkeypatch.setattr(user_program, "prepare", fail)
     toolkits_log = logging.getLogger("sagemaker-training-toolkit")

@@ -156,25 +156,27 @@ def test_what_a_job_calls_its_program(code, monkeypatch, sent, name):
     """The SDK sends JSON, as it does for each value; null stands for what was not given."""
     hyperparameters = {} if sent is None else {"sagemaker_program": sent}
     monkeypatch.setenv("SAGEMAKER_PROGRAM", "image.py")
-    assert request(hyperparameters, {}).program == name
+    asked = request(hyperparameters, {})
+    named_by = "sagemaker_program" if name == "train.py" else "SAGEMAKER_PROGRAM"
+    assert (asked.program, asked.named_by) == (name, named_by)
 
 
 def test_which_program_is_found(code, tmp_path):
     """That of the job's source comes first; a package may have it as a module."""
-    assert user_program.find("app/train.py") == user_program.HOME
+    assert user_program.find("app/train.py", "sagemaker_program") == user_program.HOME
     (code / "app").mkdir(parents=True)
     (code / "app/train.py").touch()
-    assert user_program.find("app/train.py") == code
+    assert user_program.find("app/train.py", "sagemaker_program") == code
     with pytest.raises(UserError, match="sagemaker_program: found mine.main, which is neither in"):
-        user_program.find("mine.main")
+        user_program.find("mine.main", "sagemaker_program")
     (code / "setup.py").touch()
-    assert user_program.find("mine.main") == code
+    assert user_program.find("mine.main", "sagemaker_program") == code
     for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is no module
         with pytest.raises(UserError, match=f"sagemaker_program: found {name}, which is neither"):
-            user_program.find(name)
+            user_program.find(name, "sagemaker_program")
     (tmp_path / "outside.py").touch()
     with pytest.raises(UserError, match="'..' path segments"):
-        user_program.find("../outside.py")
+        user_program.find("../outside.py", "sagemaker_program")
 
 
 def test_a_program_that_is_not_there_is_named_with_what_is(code):
@@ -186,11 +188,11 @@ def test_a_program_that_is_not_there_is_named_with_what_is(code):
             (code / name).touch()
         says = rf"found x.py, which is neither in the job's source \(which has: {there}\) nor"
         with pytest.raises(UserError, match=says):
-            user_program.find("x.py")
+            user_program.find("x.py", "sagemaker_program")
     for letter in "cdefghijkl":
         (code / letter).touch()
     with pytest.raises(UserError, match=r"\(which has: a, b, c, d, e, f, g, h, i, j\) nor"):
-        user_program.find("x.py")
+        user_program.find("x.py", "sagemaker_program")
 
 
 def test_a_link_stays_a_link_also_when_it_is_there_already(code, tmp_path):
