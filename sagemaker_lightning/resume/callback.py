@@ -507,8 +507,6 @@ class ExactResume(EarlyCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
         if stage == "fit" and self.is_alone:
-            if self.seeds:
-                first_draws.note_seed()
             if self.run:
                 self.trained = self.run.part(UserObjects).graph.trained()
                 if self.saves:
@@ -528,6 +526,8 @@ class ExactResume(EarlyCallback):
 
     def _drop_run(self) -> None:
         """Keep the results of the run alone: it holds the trainer, and all that was read."""
+        if self.seeds and self.is_alone:
+            first_draws.note_seed()
         self.results = self.resumes
         self.run = None
 

@@ -228,8 +228,9 @@ def _additions(trainer: Trainer) -> dict[str, Any]:
     if (model := trainer.lightning_module) is None:
         return objects
     wrappers = model.optimizers() if trainer.optimizers else []
+    # It has groups and states of its own once a program has loaded some into it.
     objects |= {
-        f"lightning_optimizers.{position}": added_to(wrapper)
+        f"lightning_optimizers.{position}": added_to(wrapper, but=("param_groups", "state"))
         for position, wrapper in enumerate(wrappers if isinstance(wrappers, list) else [wrappers])
     }
     objects |= {

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -130,7 +131,9 @@ class Start:
             self._add(taken | rest, {**self.nodes, **self.made})
         for name, root in roots.items():
             self.roots[name] = key_of(root)
-            if isinstance(optimizer := owner_of(root), Optimizer):
+            optimizer = owner_of(root)
+            # What a program loads into Lightning's wrapper of one is the wrapper's own.
+            if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LightningOptimizer):
                 self.optimizers[name] = optimizer
 
     def include_anew(self, roots: Mapping[str, Any], content: Mapping[int, Any]) -> None:

@@ -381,12 +381,13 @@ def test_a_diverged_model_is_not_saved(tmp_path):
         ("callback, model, callback, fit", 0),
         ("model, callback, fit, callback, fit", 2),
         ("callback, model, fit, model, callback, fit", 0),
+        ("callback, model, fit that fails, model, callback, fit", 0),
         ("model, callback without seed, fit", 0),
         ("model, callback with a search, fit", 1),
         ("model, callback, callback without seed, fit", 0),
     ],
 )
-def test_a_model_that_nothing_seeds_is_named(tmp_path, capfd, order, warnings):
+def test_a_model_that_nothing_seeds_is_named(tmp_path, monkeypatch, capfd, order, warnings):
     """Once a callback is made, what it and its training leave behind are seeds, too."""
     torch.seed()  # as a process begins
     used = None
@@ -397,6 +398,10 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path, capfd, order, warnings):
             model = Line()
         elif what == "fit":
             used.fit(model)
+        elif what == "fit that fails":
+            with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+                patch.setattr(model, "on_train_epoch_end", lambda: 1 / 0)
+                used.fit(model)
         else:
             seed = None if what == "callback without seed" else 1
             others = [LearningRateFinder(num_training_steps=2)] if "search" in what else []

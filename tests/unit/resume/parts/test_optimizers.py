@@ -342,6 +342,31 @@ def test_a_state_that_two_optimizers_share_is_one_again(tmp_path):
     assert len(set(buffers)) == 2
 
 
+class LoadingIntoTheWrapper(Inheriting):
+    """Lightning does not pass on what it loads, and it sets rates that have no effect from then."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.global_step)
+        optimizer.zero_grad()
+        self.manual_backward(self.line(batch[0]).square().mean())
+        optimizer.step()
+        if self.global_step == 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        self.note(f"batch {self.current_epoch}:{batch_idx}")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.line.parameters(), 0.1, momentum=0.9)
+
+
+def test_what_a_program_loads_into_lightnings_wrapper_stays_there(tmp_path, capfd):
+    train = training(LoadingIntoTheWrapper)
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 0:1", "batch 1:0", "batch 1:1")
+    assert weights(resumed) == weights(alone) and "warning" not in capfd.readouterr().out
+    groups = [each.optimizers().param_groups[0] for each in (alone, resumed)]
+    assert groups[0]["lr"] == groups[1]["lr"] != alone.trainer.optimizers[0].param_groups[0]["lr"]
+
+
 class Named(torch.optim.SGD):
     """Keeps the name of what it does with a weight in the weight's state."""
 
