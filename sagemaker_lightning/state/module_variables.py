@@ -13,6 +13,7 @@ import pickle
 import re
 import sys
 import types
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -375,8 +376,8 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     continue
                 if name in object_.__globals__:
                     variables[f"{object_.__globals__.get('__name__')}.{name}"] = value
-                else:
-                    digests[f"{label}.{name}"] += _digest_or_position(value)
+                elif not _is_kept_by_class(value):
+                    digests[f"{label}.{name}"] += _digest_or_position(value) or _length(value)
             variables |= dict(object_graph.module_members(object_))
             if is_own(object_):  # a library's function may have got all that it wraps has
                 variables |= _variables_of(object_)
@@ -520,6 +521,20 @@ def _digest_or_position(value: Any) -> bytes:
         return pickle.dumps(value) if operator.length_hint(value) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything
         return b""
+
+
+def _is_kept_by_class(value: Any) -> bool:
+    """Return whether these are results that are found again, as functools.singledispatch does."""
+    is_weak = isinstance(value, weakref.WeakKeyDictionary)
+    return is_weak and all(isinstance(key, type) for key in value)
+
+
+def _length(value: Any) -> bytes:
+    """Return a digest of a container's length; empty for another value.
+
+    Such as the functions that functools.singledispatch chooses from cannot be compared.
+    """
+    return digest(len(value)) if isinstance(value, (dict, list, set)) else b""
 
 
 def _sample(value: Any) -> Any:

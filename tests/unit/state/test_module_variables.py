@@ -192,6 +192,22 @@ def test_what_python_notes_of_flags_and_abstract_classes_is_no_change():
     assert changed_variables(before, variable_digests(roots, {})) == []
 
 
+@functools.singledispatch
+def to_number(value):
+    return value
+
+
+def test_a_case_that_is_added_to_a_function_of_functools_is_named_and_one_that_is_found_is_not():
+    before = variable_digests({"to_number": to_number}, {})
+    assert to_number(3) == 3
+    found = variable_digests({"to_number": to_number}, {})
+    assert changed_variables(before, found) == []
+    to_number.register(str, len)
+    added = variable_digests({"to_number": to_number}, {})
+    registry = "functools.singledispatch.<locals>.dispatch.registry"
+    assert changed_variables(before, added) == [registry]
+
+
 class Tallied:
     """Counts for the class that is asked."""
 
