@@ -19,6 +19,12 @@ from sagemaker_lightning.compat.torch_data import ITERATOR_CLASS
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, kind_text, refusal
+from sagemaker_lightning.state.object_graph import (
+    added_to,
+    attributes,
+    has_place_for,
+    is_library_class,
+)
 
 ENGINES = "PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"
 """The engines of numpy's generators."""
@@ -53,9 +59,23 @@ def of_record(value: Any, depth: int = 0) -> Any:
 
 
 class GeneratorKind(Kind):
-    """A generator of random numbers; those of the process are seeded elsewhere."""
+    """A generator of random numbers; those of the process are seeded elsewhere.
+
+    The note of one of a user's class has the names of the attributes that this has added.
+    """
 
     name = "generator"
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return the names and values of the attributes that a user's class has added."""
+        if is_library_class(type(value)) or not hasattr(value, "__dict__"):
+            return None, []
+        added = attributes(added_to(value))
+        return list(added), list(added.values())
+
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
+        """Return the name of an attribute."""
+        return f".{note[index]}"
 
     def mark(self, value: Any) -> bytes:
         """Return a hash of the state."""
@@ -97,8 +117,15 @@ class GeneratorKind(Kind):
         return made[note]()
 
     def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
-        """Set the state."""
+        """Set the state, and the attributes."""
         generators.restore(value, of_record(content))
+        if isinstance(note, list) and hasattr(value, "__dict__"):
+            owner = added_to(value)
+            for name in attributes(owner).keys() - note:
+                del vars(value)[name]
+            for name, part in zip(note, parts, strict=True):
+                if has_place_for(owner, name, part):
+                    vars(value)[name] = part
 
 
 def _readable(state: Any) -> Any:

@@ -381,6 +381,30 @@ def test_a_generator_draws_on_where_it_was(make_generator, is_new):
     assert draw(resumed.generator) == draw(trained.generator)
 
 
+class Dice(random.Random):
+    """Counts what it has thrown."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.thrown = []
+        self.first = self
+
+    def throw(self):
+        self.thrown.append(self.randrange(6))
+
+
+def test_what_a_users_class_of_generator_has_added_comes_back():
+    def change(model):
+        model.dice.throw()
+        model.thrown = model.dice.thrown
+        model.dice.last = model.thrown[-1]
+        del model.dice.first
+
+    trained, resumed = train(lambda: Thing(dice=Dice(3)), change)
+    assert vars(resumed.dice) == vars(trained.dice) and resumed.thrown is resumed.dice.thrown
+    assert draw(resumed.dice) == draw(trained.dice)
+
+
 @pytest.mark.parametrize("seed", [0, [3, 2**70], np.arange(3), None])
 def test_a_generator_that_training_has_spawned_spawns_the_same_ones(seed):
     def change(model):
