@@ -39,6 +39,7 @@ from sagemaker_lightning.state.graph.kinds.views import (
     ArrayViewKind,
     TensorViewKind,
     address,
+    bases_of,
     is_array_within,
     is_tensor_within,
     owner_of_array,
@@ -241,6 +242,13 @@ class Encoder:
                 )
             )
         }
+        # In the place of a module's parameter or buffer there is another one, and this one is kept
+        # elsewhere: the module's own, which the start has made, gets the other one's values.
+        replaced |= {
+            key
+            for key in self.start.of_modules & self.nodes.keys() - self.by_others.keys()
+            if self.nodes[key].kind is TENSOR
+        }
         replaced |= {
             key
             for key, node in self.nodes.items()
@@ -348,6 +356,11 @@ class Encoder:
             return None
         if kind is GENERATOR and not self.start.generators:
             return None
+        if kind is ARRAY and not _can_be_written(node.value):
+            if any(id(base) in self.nodes for base in bases_of(node.value)):
+                return Draft(path, None, [], [], None)  # it is filled through that one
+            if type(node.value) is np.ndarray:
+                raise NotSaved("read-only array, whose memory is another object's")
         if node.pack:
             return self._of_pack(path, node, node.pack, node.note)
         return Draft(path, node.note, *self._refer(node.parts), self._content(node))
@@ -812,6 +825,12 @@ def _memory_of(value: Tensor | np.ndarray) -> Any:
         return (str(value.device), value.dtype, pointer) if pointer else None
     owner = owner_of_array(value)
     return ("array", address(owner)) if owner is not None and value.nbytes else None
+
+
+def _can_be_written(array: np.ndarray) -> bool:
+    """Return whether an array's values can be restored in place."""
+    is_plain = type(array) is np.ndarray
+    return array.base is None or (is_plain and array.flags.writeable)
 
 
 def _is_plain_view(value: Tensor | np.ndarray) -> bool:

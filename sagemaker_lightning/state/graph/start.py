@@ -96,6 +96,8 @@ class Start:
         """By what each root is known, which may have been reached by another path first."""
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
+        self.of_modules: set[int] = set()
+        """What the parameters and buffers are known by that modules have had at the start."""
         self.optimizers: dict[str, Optimizer] = {}
         self.modules = imported_modules(len(sys.modules))
         """The names of the modules that the program has imported."""
@@ -196,6 +198,7 @@ class Start:
                     for name, tensor in SPACES[space][0](object_).items():
                         if tensor is not None:
                             self.tensors[f"{path}.{name}"] = object_, space, name
+                            self.of_modules.add(id(tensor))
         saved_by_others = set(map(id, self.saved_by_others().values()))
         for key, node in nodes.items():
             if key not in saved_by_others and key not in made:

@@ -219,10 +219,15 @@ def copy_values(tensor: Tensor, values: Any) -> None:
     values = local_part(values)
     tensor = local_part(tensor)
     if (tensor.shape, tensor.dtype, tensor.layout) == (values.shape, values.dtype, values.layout):
+        target = tensor.detach()
+        for dimension, step in enumerate(target.stride() if target.numel() else ()):
+            if step == 0:  # of elements that share memory (expand), the first one is written
+                target = target.narrow(dimension, 0, 1)
+                values = values.narrow(dimension, 0, 1)
         try:
-            tensor.detach().copy_(values)
-        except RuntimeError:  # its elements share memory (expand), or it is an inference tensor
-            tensor.data = values.to(tensor.device)
+            target.copy_(values)
+        except RuntimeError:  # it is an inference tensor
+            tensor.data = values.to(tensor.device).expand_as(tensor)
     else:  # a user has set its data
         tensor.data = values.to(tensor.device)
 
@@ -277,7 +282,11 @@ class ArrayKind(Kind):
     def fill(self, value: np.ndarray, note: Any, parts: list[Any], content: Any) -> None:
         """Copy the values."""
         if content is not None:
-            value[...] = array_of(content)
+            values = array_of(content)
+            is_writeable = value.flags.writeable
+            value.setflags(write=True)  # see `is_view_of_node`: it has its memory itself
+            value[...] = values
+            value.setflags(write=is_writeable)
         elif note is not None and value.shape == tuple(note) and value.size == len(parts):
             for place, part in zip(np.ndindex(value.shape), parts, strict=True):
                 value[place] = part

@@ -1,6 +1,6 @@
 """Tensors and arrays made while training that share their memory with others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,24 @@ MAX_EXPANDED = 1 << 22
 """Bytes, at most, of a view in which one element of its base comes often, as after `expand`."""
 
 
+def bases_of(array: np.ndarray) -> Iterator[Any]:
+    """Yield what an array has its memory from, step by step.
+
+    numpy.lib.stride_tricks puts an object of its own between an array and a view of it.
+    """
+    base = array.base
+    while base is not None:
+        if type(base).__name__ != "DummyArray":
+            yield base
+        base = getattr(base, "base", None)
+
+
 def owner_of_array(array: np.ndarray) -> np.ndarray | None:
     """Return the array that has the memory of an array; None if it is no plain array's."""
-    while array.base is not None:
-        if not isinstance(array.base, np.ndarray):
+    for base in bases_of(array):
+        if not isinstance(base, np.ndarray):
             return None
-        array = array.base
+        array = base
     is_plain = type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject
     return array if is_plain else None
 
