@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
 
 
+BESIDE = "beside the model: "
+"""How the names begin of tensors of modules beside the model.
+
+Such a module may have been the model's at the start, and have its path from then, while the model
+has another one by the same name.
+"""
+
+
 class RankBuffers(Part):
     """The model's buffers that Lightning does not save for this rank, and modules beside it."""
 
@@ -144,7 +152,7 @@ class RankBuffers(Part):
                 seen_ids |= {id(submodule) for submodule in module.modules()}
                 for name, tensor in (*named_parameters(module), *named_buffers(module)):
                     if has_values(tensor) and not tensor.is_meta:
-                        yield f"{path}.{name}", tensor
+                        yield f"{BESIDE}{path}.{name}", tensor
 
 
 def _names_by_saved_name(model: nn.Module) -> dict[str, str]:

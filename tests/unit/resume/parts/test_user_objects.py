@@ -14,6 +14,7 @@ from pytorch_lightning.plugins import Precision, TorchCheckpointIO
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from scipy.sparse import csr_matrix
+from short_fits import Noted, alone_and_resumed, training, weights
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -709,3 +710,54 @@ def test_data_that_two_loaders_share_may_have_the_name_of_either():
     assert part.differing(before, {"the numbers in train.0.dataset.tensors": 5}) == [
         "the length of val.0"
     ]
+
+
+class Exchanging(Noted):
+    """What it has registered gets other values, modules and memory; others keep what it had."""
+
+    def __init__(self, **moments: str) -> None:
+        super().__init__(**moments)
+        self.register_buffer("mean", torch.zeros(2))
+        self.scale = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.first = {"mean": self.mean, "scale": self.scale}
+        self.nets = {"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)}
+        self.champion = self.nets["a"]
+        self.window = np.zeros(8)
+        self.records = np.zeros(4, dtype=[("x", "f8")])
+        self.seen = torch.zeros(4)
+        self.views = [
+            np.lib.stride_tricks.sliding_window_view(self.window, 3),
+            np.broadcast_to(self.window, (2, 8)),
+            self.records.view(np.recarray),
+            self.seen[:1].expand(3),
+        ]
+
+    def training_step(self, batch, batch_idx):
+        step = self.global_step
+        for net in self.nets.values():
+            net.weight.data += step
+        self.champion = self.nets["b" if step % 2 else "a"]
+        self.window[step % 8] += step
+        self.records["x"] += step
+        self.seen += step
+        if step == 1:
+            self.mean = self.mean + 1
+            self.scale = nn.Parameter(self.scale * 2, requires_grad=False)
+        for kept in self.first.values():
+            kept.data += step
+        self.note(str([*map(np.sum, self.views[:2]), self.views[2].x.sum(), self.views[3].sum()]))
+        self.note(str([each.tolist() for each in (*self.first.values(), self.mean, self.scale)]))
+        self.note(str([each.weight.tolist() for each in (*self.nets.values(), self.champion)]))
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_was_registered_and_what_shares_memory_stay_apart_and_together(tmp_path, capfd):
+    stops = "batch 0:1", "batch 0:3", "batch 1:2"
+    alone, resumed = alone_and_resumed(training(Exchanging), tmp_path, *stops)
+    assert resumed.events == alone.events[-len(resumed.events) :] and len(resumed.events) > 9
+    assert weights(resumed) == weights(alone) and "warning" not in capfd.readouterr().out
+    assert resumed.champion in resumed.nets.values()
+    assert all(
+        np.shares_memory(*each)
+        for each in zip([resumed.window] * 2 + [resumed.records], resumed.views[:3], strict=True)
+    )
