@@ -12,6 +12,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -118,16 +119,22 @@ class StartHooks:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what a value holds, without containers; of a long one, its first elements."""
-    if dataclasses.is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        for _, element in zip(range(object_graph.MAX_ELEMENTS), value, strict=False):
-            yield from _leaves(element)
-    else:
-        yield value
+    """Yield what a value holds, without containers; of a long one, its first elements.
+
+    A container may be within itself.
+    """
+    waiting = [value]
+    seen = set()
+    while waiting:
+        value = waiting.pop()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = object_graph.attributes(value)
+        if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            yield value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            elements = value.values() if isinstance(value, dict) else value
+            waiting += islice(elements, object_graph.MAX_ELEMENTS)
 
 
 def _size(value: Any) -> int:

@@ -246,7 +246,7 @@ class Encoder:
         # elsewhere: the module's own, which the start has made, gets the other one's values.
         replaced |= {
             key
-            for key in self.start.of_modules & self.nodes.keys() - self.by_others.keys()
+            for key in self.start.of_modules.keys() & self.nodes.keys() - self.by_others.keys()
             if self.nodes[key].kind is TENSOR
         }
         replaced |= {

@@ -96,8 +96,8 @@ class Start:
         """By what each root is known, which may have been reached by another path first."""
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
-        self.of_modules: set[int] = set()
-        """What the parameters and buffers are known by that modules have had at the start."""
+        self.of_modules: dict[int, list[str]] = {}
+        """The names, in `tensors`, of each parameter and buffer of the start, by its id."""
         self.optimizers: dict[str, Optimizer] = {}
         self.modules = imported_modules(len(sys.modules))
         """The names of the modules that the program has imported."""
@@ -198,7 +198,7 @@ class Start:
                     for name, tensor in SPACES[space][0](object_).items():
                         if tensor is not None:
                             self.tensors[f"{path}.{name}"] = object_, space, name
-                            self.of_modules.add(id(tensor))
+                            self.of_modules.setdefault(id(tensor), []).append(f"{path}.{name}")
         saved_by_others = set(map(id, self.saved_by_others().values()))
         for key, node in nodes.items():
             if key not in saved_by_others and key not in made:
@@ -271,12 +271,20 @@ class Start:
         """Return the tensors that a checkpoint has besides, by name.
 
         They are the parameters and buffers of the modules of the start, and what optimizers keep.
+        A program ties again what training has untied: then one of these has the names, the first
+        one, and the others are new.
         """
         found = {
             name: tensor
             for name, (module, space, own_name) in self.tensors.items()
             if isinstance(tensor := SPACES[space][0](module).get(own_name), Tensor)
         }
+        for key, names in self.of_modules.items():
+            if len(names) > 1 and (tied := [name for name in names if name in found]):
+                kept = next((each for each in tied if id(found[each]) == key), tied[0])
+                for name in tied:
+                    if found[name] is not found[kept]:
+                        del found[name]
         for name, optimizer in self.optimizers.items():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, parameter in enumerate(parameters):

@@ -11,7 +11,7 @@ from untrained import alike, run_of, trainer_of
 
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
-from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
+from sagemaker_lightning.resume.parts.rank_buffers import BESIDE, RankBuffers
 
 
 class Model(LightningModule):
@@ -89,8 +89,8 @@ def test_modules_beside_the_model_are_saved():
     assert set(run.part(RankBuffers).save(None, None)) == (
         {"model.hidden"}
         | {f"StochasticWeightAveraging._average_model.0.{name}" for name in buffers}
-        | {f"callbacks.1 Holding.average.0.{name}" for name in buffers | {"weight", "bias"}}
-        | {f"{of_all}[0].{name}" for name in ("weight", "bias")}
+        | {f"{BESIDE}callbacks.1 Holding.average.0.{name}" for name in buffers | {"weight", "bias"}}
+        | {f"{BESIDE}{of_all}[0].{name}" for name in ("weight", "bias")}
     )
 
 

@@ -722,6 +722,9 @@ class Exchanging(Noted):
         self.first = {"mean": self.mean, "scale": self.scale}
         self.nets = {"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)}
         self.champion = self.nets["a"]
+        self.tied, self.twin = nn.Linear(2, 1), nn.Linear(2, 1)
+        self.twin.weight = self.tied.weight
+        self.within = vars(self)
         self.window = np.zeros(8)
         self.records = np.zeros(4, dtype=[("x", "f8")])
         self.seen = torch.zeros(4)
@@ -743,11 +746,12 @@ class Exchanging(Noted):
         if step == 1:
             self.mean = self.mean + 1
             self.scale = nn.Parameter(self.scale * 2, requires_grad=False)
-        for kept in self.first.values():
+            self.twin.weight = nn.Parameter(self.tied.weight.detach() + 1)
+        for kept in (*self.first.values(), self.twin.weight):
             kept.data += step
         self.note(str([*map(np.sum, self.views[:2]), self.views[2].x.sum(), self.views[3].sum()]))
         self.note(str([each.tolist() for each in (*self.first.values(), self.mean, self.scale)]))
-        self.note(str([each.weight.tolist() for each in (*self.nets.values(), self.champion)]))
+        self.note(str([each.weight.tolist() for each in (*self.nets.values(), self.champion, self.tied)]))
         return super().training_step(batch, batch_idx)
 
 
