@@ -19,6 +19,7 @@ from sagemaker_lightning.compat.torch_modules import (
     communication_hooks,
     hooks_by_module,
     inner_schedulers,
+    named_buffers,
     named_parameters,
     step_hooks,
 )
@@ -235,6 +236,9 @@ def _additions(trainer: Trainer) -> dict[str, Any]:
     }
     objects |= {
         f"parameters.{name}": added_to(parameter) for name, parameter in named_parameters(model)
+    }
+    objects |= {
+        f"buffers.{name}": added_to(each) for name, each in named_buffers(model) if vars(each)
     }
     return objects
 

@@ -235,9 +235,10 @@ class Encoder:
             if (before := self.start.nodes.get(key)) is not None
             and (
                 before.note != node.note
-                # A cycle is over a list of its own from its second round on.
+                # A cycle is over a list of its own from its second round on. A tuple of a user's
+                # class may have attributes.
                 or (
-                    node.kind in POSITIONED_KINDS
+                    (node.kind in POSITIONED_KINDS or type(node.note) is list)
                     and not all(map(operator.is_, before.parts, node.parts))
                 )
             )
@@ -355,7 +356,9 @@ class Encoder:
         if kind is CODE or not (is_touched or not is_same) or (is_touched and not kind.fills):
             return None
         if kind is GENERATOR and not self.start.generators:
-            return None
+            has_attributes = before.parts or node.parts
+            draft = Draft(path, node.note, *self._refer(node.parts), None)
+            return draft if has_attributes else None
         if kind is ARRAY and not _can_be_written(node.value):
             if any(id(base) in self.nodes for base in bases_of(node.value)):
                 return Draft(path, None, [], [], None)  # it is filled through that one

@@ -20,7 +20,12 @@ from torch import Tensor
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
 from sagemaker_lightning.state.caches import kept
-from sagemaker_lightning.state.object_graph import LIBRARIES, namespace, owner_of_method
+from sagemaker_lightning.state.object_graph import (
+    LIBRARIES,
+    is_library_class,
+    namespace,
+    owner_of_method,
+)
 
 HASHED_IN_FULL = 1 << 20
 """Bytes, at most, of which a cryptographic hash is taken; of more, a checksum."""
@@ -314,7 +319,10 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
     if isinstance(value, io.IOBase) and not isinstance(value, STREAMS):
         return _place_in_file(value)
     pickled = _pickled(_HolderPickler if _is_holder(value) else _ShallowPickler, value, known)
-    return pickled or (_pickled(_ShownPickler, value, known) if is_shown(type(value)) else b"")
+    pickled = pickled or (_pickled(_ShownPickler, value, known) if is_shown(type(value)) else b"")
+    # Such as a subclass of Decimal leaves them out.
+    added = {} if is_library_class(type(value)) else dict(namespace(value))
+    return pickled + (_pickled(_ShallowPickler, added, known) if pickled and added else b"")
 
 
 def _place_in_file(file: io.IOBase) -> bytes:

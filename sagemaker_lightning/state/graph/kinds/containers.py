@@ -292,7 +292,9 @@ class TupleKind(Kind):
             if type(own_name) is not str or own_name.startswith("__"):
                 raise refusal(note)
             # A property of that name, as of results of scipy's, reads it and stays.
-            if not isinstance(getattr_static(class_, own_name, None), (property, type(None))):
+            of_class = getattr_static(class_, own_name, None)
+            is_code = callable(of_class) or hasattr(type(of_class), "__get__")
+            if is_code and not isinstance(of_class, property):
                 raise refusal(note)
             vars(made)[own_name] = value
         return made

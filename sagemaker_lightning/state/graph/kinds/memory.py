@@ -116,18 +116,26 @@ def size_of(shape: Any) -> int:
     return math.prod(shape)
 
 
+def _added(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes of a tensor that are not torch's, by name.
+
+    Those of a parameter are of a root of their own.
+    """
+    variables = vars(tensor)
+    if type(tensor) is not Tensor or not variables:
+        return variables if variables and is_own_tensor(type(tensor)) else {}
+    return {name: value for name, value in variables.items() if not name.startswith("_")}
+
+
 class TensorKind(Kind):
-    """A tensor; one of a class that is not torch's has attributes, which are its parts."""
+    """A tensor; what a program has added to it, or a class that is not torch's, is its parts."""
 
     name = "tensor"
 
     def take(self, value: Tensor) -> tuple[Any, list[Any]]:
         """Return the names and the values of the attributes."""
-        return (
-            (list(vars(value)), list(vars(value).values()))
-            if is_own_tensor(type(value))
-            else ([], [])
-        )
+        added = _added(value)
+        return list(added), list(added.values())
 
     def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the attribute's name."""
@@ -178,8 +186,11 @@ class TensorKind(Kind):
         """Copy the values, and set the attributes."""
         if content is not None:
             copy_values(value, content["values"])
-        if parts and is_own_tensor(type(value)):
-            for name, part in zip(note[-len(parts) :], parts, strict=True):
+        if is_own_tensor(type(value)) or type(value) is Tensor:
+            names = note[-len(parts) :] if parts else []
+            for name in _added(value).keys() - names:
+                del vars(value)[name]
+            for name, part in zip(names, parts, strict=True):
                 if type(name) is str and has_place_for(value, name, part):
                     vars(value)[name] = part
 
@@ -283,10 +294,11 @@ class ArrayKind(Kind):
         """Copy the values."""
         if content is not None:
             values = array_of(content)
-            is_writeable = value.flags.writeable
-            value.setflags(write=True)  # see `is_view_of_node`: it has its memory itself
+            if is_read_only := not value.flags.writeable:
+                value.setflags(write=True)  # it has its memory itself, or is not in a record
             value[...] = values
-            value.setflags(write=is_writeable)
+            if is_read_only:
+                value.setflags(write=False)
         elif note is not None and value.shape == tuple(note) and value.size == len(parts):
             for place, part in zip(np.ndindex(value.shape), parts, strict=True):
                 value[place] = part

@@ -58,13 +58,11 @@ def of_record(value: Any, depth: int = 0) -> Any:
     return {key: of_record(element, depth + 1) for key, element in value["dict"].items()}
 
 
-class GeneratorKind(Kind):
-    """A generator of random numbers; those of the process are seeded elsewhere.
+class WithAttributes(Kind):
+    """A kind of objects that have a state, and attributes if they are of a user's class.
 
-    The note of one of a user's class has the names of the attributes that this has added.
+    The note has the names of these.
     """
-
-    name = "generator"
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the names and values of the attributes that a user's class has added."""
@@ -76,6 +74,23 @@ class GeneratorKind(Kind):
     def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the name of an attribute."""
         return f".{note[index]}"
+
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
+        """Set the attributes."""
+        if not isinstance(note, list) or not hasattr(value, "__dict__"):
+            return
+        owner = added_to(value)
+        for name in attributes(owner).keys() - note:
+            del vars(value)[name]
+        for name, part in zip(note, parts, strict=True):
+            if has_place_for(owner, name, part):
+                vars(value)[name] = part
+
+
+class GeneratorKind(WithAttributes):
+    """A generator of random numbers; those of the process are seeded elsewhere."""
+
+    name = "generator"
 
     def mark(self, value: Any) -> bytes:
         """Return a hash of the state."""
@@ -118,14 +133,9 @@ class GeneratorKind(Kind):
 
     def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Set the state, and the attributes."""
-        generators.restore(value, of_record(content))
-        if isinstance(note, list) and hasattr(value, "__dict__"):
-            owner = added_to(value)
-            for name in attributes(owner).keys() - note:
-                del vars(value)[name]
-            for name, part in zip(note, parts, strict=True):
-                if has_place_for(owner, name, part):
-                    vars(value)[name] = part
+        if content is not None:  # a part has it, which knows when it is restored
+            generators.restore(value, of_record(content))
+        super().fill(value, note, parts, content)
 
 
 def _readable(state: Any) -> Any:
@@ -145,7 +155,7 @@ BUFFERS = (
 """The classes of a BytesKind."""
 
 
-class BytesKind(Kind):
+class BytesKind(WithAttributes):
     """An object whose content is bytes that are written in place: a bytearray, a shared number."""
 
     name = "bytes"
@@ -173,9 +183,10 @@ class BytesKind(Kind):
         return bytearray(content) if note == "bytearray" else array(note, content)
 
     def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
-        """Replace the bytes."""
+        """Replace the bytes, and set the attributes."""
         if not isinstance(content, bytes):
             raise refusal(self.name)
+        super().fill(value, note, parts, content)
         if isinstance(value, bytearray):
             value[:] = content
         elif isinstance(value, array):

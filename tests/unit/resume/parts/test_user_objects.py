@@ -751,7 +751,9 @@ class Exchanging(Noted):
             kept.data += step
         self.note(str([*map(np.sum, self.views[:2]), self.views[2].x.sum(), self.views[3].sum()]))
         self.note(str([each.tolist() for each in (*self.first.values(), self.mean, self.scale)]))
-        self.note(str([each.weight.tolist() for each in (*self.nets.values(), self.champion, self.tied)]))
+        self.note(
+            str([each.weight.tolist() for each in (*self.nets.values(), self.champion, self.tied)])
+        )
         return super().training_step(batch, batch_idx)
 
 

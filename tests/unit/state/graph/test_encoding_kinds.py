@@ -11,6 +11,7 @@ import random
 import re
 import threading
 from collections import ChainMap, UserDict, UserList
+from decimal import Decimal
 
 import graph_records
 import numpy as np
@@ -382,27 +383,68 @@ def test_a_generator_draws_on_where_it_was(make_generator, is_new):
 
 
 class Dice(random.Random):
-    """Counts what it has thrown."""
-
-    def __init__(self, seed):
-        super().__init__(seed)
-        self.thrown = []
-        self.first = self
-
-    def throw(self):
-        self.thrown.append(self.randrange(6))
+    """May have attributes."""
 
 
-def test_what_a_users_class_of_generator_has_added_comes_back():
+class OldDice(np.random.RandomState):
+    """May have attributes."""
+
+
+class Numbers(array.array):
+    """May have attributes."""
+
+
+class Text(bytearray):
+    """May have attributes."""
+
+
+class Place(tuple):
+    """May have attributes; all have this one."""
+
+    number = 0
+
+
+class Price(Decimal):
+    """May have attributes, of which Python's own copies know nothing."""
+
+
+WITH_ATTRIBUTES = {
+    "a generator": lambda: Dice(3),
+    "a generator of numpy's": lambda: OldDice(3),
+    "an array": lambda: Numbers("i", [1]),
+    "bytes": lambda: Text(b"1"),
+    "a tuple": lambda: Place((1, 2)),
+    "a tensor": lambda: torch.zeros(1),
+}
+
+
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=WITH_ATTRIBUTES)
+def test_what_a_program_has_added_to_an_object_with_a_state_comes_back(make):
+    def made():
+        value = make()
+        value.thrown, value.number, value.first = [], 0, 1
+        return Thing(value=value)
+
     def change(model):
-        model.dice.throw()
-        model.thrown = model.dice.thrown
-        model.dice.last = model.thrown[-1]
-        del model.dice.first
+        model.value.thrown.append(3)
+        model.thrown = model.value.thrown
+        model.value.number += 1
+        model.value.last = model.thrown[-1]
+        del model.value.first
 
-    trained, resumed = train(lambda: Thing(dice=Dice(3)), change)
-    assert vars(resumed.dice) == vars(trained.dice) and resumed.thrown is resumed.dice.thrown
-    assert draw(resumed.dice) == draw(trained.dice)
+    trained, resumed = train(made, change)
+    added = {"number": 1, "thrown": [3], "last": 3}
+    assert vars(resumed.value) | added == vars(resumed.value)
+    assert resumed.thrown is resumed.value.thrown and vars(resumed.value) == vars(trained.value)
+
+
+def test_what_a_program_has_added_to_an_object_of_c_code_is_named():
+    thing = Thing(price=Price(1))
+    thing.price.count = 0
+    start = Start({"model": thing})
+    thing.price.count += 1
+    _, unsaved, *_ = encode({"model": thing}, start)
+    assert "Price" in str(unsaved)
 
 
 @pytest.mark.parametrize("seed", [0, [3, 2**70], np.arange(3), None])
