@@ -13,6 +13,7 @@ import pickle
 import re
 import sys
 import types
+import typing
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Collection, Container, Iterator, Mapping
@@ -510,7 +511,8 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
 
 def _digest_or_position(value: Any) -> bytes:
     """Return bytes that identify a value; empty if it cannot be compared."""
-    if isinstance(value, CODE):
+    # A type such as dict[str, "Later"] notes what it has looked up.
+    if isinstance(value, CODE) or typing.get_origin(value) is not None:
         return b""
     if isinstance(value, CACHE):
         return digest(value.cache_info().currsize)

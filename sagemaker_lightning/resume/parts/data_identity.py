@@ -1,6 +1,8 @@
 """What tells the data, and the model's modules, from others: it is compared, and not restored."""
 
 from collections.abc import Mapping
+from functools import partial
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -139,8 +141,9 @@ class Structure(Part):
 
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
-        self.hooks: dict[str, int] = {}
-        """How many hooks of the user's own each module and optimizer had before the first batch."""
+        self.hooks: dict[str, list[Any]] = {}
+        """The user's own hooks that each module and optimizer had before the first batch, and those
+        that were reported since."""
         self.classes: WeakKeyDictionary[nn.Module, type] = WeakKeyDictionary()
         """The classes that the modules had after it: lazy ones get theirs there."""
 
@@ -166,14 +169,17 @@ class Structure(Part):
 
     def _report_hooks(self, hooks: Mapping[str, list[Any]]) -> None:
         """Print, once for each, which have got a hook while training."""
-        for name, count in _own_hooks(hooks).items():
-            if self.hooks.get(name, count) < count and self.trainer.is_global_zero:
+        for name, own in _own_hooks(hooks).items():
+            known = self.hooks.setdefault(name, own)
+            new = [each for each in own if not any(map(partial(_is_same_hook, each), known))]
+            has_more = len(own) > len(known)
+            if (new or has_more) and self.trainer.is_global_zero:
                 log.warning(
                     f"{name} has got a hook while training, and no checkpoint can hold it: after "
                     "an interruption this run is not exact unless the program registers it again; "
                     "do so in on_train_start(), which each start calls"
                 )
-            self.hooks[name] = max(self.hooks.get(name, count), count)
+            self.hooks[name] = own if has_more else known + new
 
     def _report_classes(self) -> None:
         """Print, once for each, which modules have got another class, as by a parametrization.
@@ -216,6 +222,18 @@ class Structure(Part):
         return dict(saved)
 
 
-def _own_hooks(hooks: Mapping[str, list[Any]]) -> dict[str, int]:
-    """Return how many of the hooks are functions of the user's own, by the owner's path."""
-    return {name: sum(map(module_variables.is_own, each)) for name, each in hooks.items()}
+def _own_hooks(hooks: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the hooks that are functions or objects of the user's own, by the owner's path."""
+    return {name: [*filter(module_variables.is_own, each)] for name, each in hooks.items()}
+
+
+def _is_same_hook(hook: Any, other: Any) -> bool:
+    """Return whether two hooks are one: a method is another object each time it is asked for.
+
+    A function that the same line has made again does the same, such as a lambda in a hook that
+    each epoch calls.
+    """
+    if isinstance(hook, FunctionType) and isinstance(other, FunctionType):
+        return hook.__code__ is other.__code__
+    is_method = isinstance(hook, MethodType) and isinstance(other, MethodType)
+    return hook is other or (is_method and hook == other)

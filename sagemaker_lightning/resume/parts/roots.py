@@ -177,13 +177,26 @@ def places_of_code(trainer: Trainer) -> Mapping[str, replaced_code.Place]:
 def names_in_code(trainer: Trainer) -> Collection[str]:
     """Return the names that the user's functions mention, but for those that make an object.
 
+    A function of torch.distributed is named as there, too.
+
     Args:
         trainer: Lightning's trainer.
     """
     user_objects(trainer)  # as above
     mentioned = _newest[2].names if _newest else {}
-    names = [names for function, names in mentioned.items() if function.__name__ != "__init__"]
-    return frozenset().union(*names)
+    found: set[str] = set()
+    for function, names in mentioned.items():
+        if function.__name__ != "__init__":
+            found |= names
+            values = map(function.__globals__.get, names)
+            found |= {each.__name__ for each in values if _is_of_distributed(each)}
+    return found
+
+
+def _is_of_distributed(value: Any) -> bool:
+    """Return whether a value is a function of torch.distributed."""
+    is_function = isinstance(value, types.FunctionType)
+    return is_function and (value.__module__ or "").startswith("torch.distributed")
 
 
 def functions_that_mention(trainer: Trainer, name: str) -> list[types.FunctionType]:
