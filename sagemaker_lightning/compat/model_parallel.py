@@ -367,18 +367,6 @@ def settle_sizes(strategy: ModelParallelStrategy, world_size: int) -> str:
     return line if world_size > 1 else ""
 
 
-def unsharded_weights(model: LightningModule) -> list[str]:
-    """Return the names of the weights that are trained and that nothing has sharded.
-
-    Each rank trains them on its own samples alone: nobody adds up their gradients.
-    """
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not isinstance(parameter, DTensor)
-    ]
-
-
 def data_rank(trainer: Trainer) -> int:
     """Return which share of each batch a rank trains on.
 

@@ -18,12 +18,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
     data_module_of,
     epochs_of_data,
 )
-from sagemaker_lightning.compat.model_parallel import (
-    data_ranks,
-    mesh_of,
-    reshard,
-    unsharded_weights,
-)
+from sagemaker_lightning.compat.model_parallel import data_ranks, mesh_of, reshard
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
@@ -31,7 +26,7 @@ from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import loading, memory_copies
+from sagemaker_lightning.resume import loading, memory_copies, sharded_weights
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -327,15 +322,9 @@ class Run:
         """Compare the optimizers with those of the checkpoint's run, before any hook runs.
 
         Raises:
-            UserError: Ranks would train weights apart that each of them has as a whole.
+            UserError: Ranks would train weights of a sharded model apart.
         """
-        unsharded = unsharded_weights(self.trainer.lightning_module)
-        if mesh_of(self.trainer) is not None and data_ranks(self.trainer) > 1 and unsharded:
-            raise UserError(
-                f"configure_model(): found weights that nothing shards ({', '.join(unsharded[:3])})"
-                ", which each rank would train for itself; call fully_shard() on a module that has "
-                "them, too, such as the whole network"
-            )
+        sharded_weights.check_meshes(self.trainer)
         with self.part(Schedulers).loading() if self.resumed else nullcontext():
             acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags

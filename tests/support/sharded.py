@@ -176,6 +176,9 @@ class Model(pl.LightningModule):
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             if self.kind == "tie split":
                 fully_shard(self.network.head, mesh=self.device_mesh["data_parallel"])
+            if self.kind == "wrong dimension":
+                fully_shard(self.network, mesh=self.device_mesh["tensor_parallel"])
+                return
             shard(self.network, self.device_mesh)
 
     def loss(self, batch):

@@ -83,14 +83,6 @@ def test_a_sharded_module_is_still_of_the_users_class(mesh: DeviceMesh):
     assert (class_.__module__, class_.__qualname__) == (Own.__module__, Own.__qualname__)
 
 
-def test_weights_that_nothing_shards_are_named(mesh: DeviceMesh):
-    model = sharded(mesh)
-    assert model_parallel.unsharded_weights(model) == []
-    model.scale = nn.Parameter(torch.ones(1))
-    model.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
-    assert model_parallel.unsharded_weights(model) == ["scale"]
-
-
 class Tied(LightningModule):
     def __init__(self) -> None:
         super().__init__()

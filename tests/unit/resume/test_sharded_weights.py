@@ -1,0 +1,143 @@
+"""What may be wrong with how a model is shared out: it is said when training begins."""
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import sharded_weights
+
+RANKS = 4
+
+
+@pytest.fixture(autouse=True)
+def ranks() -> Iterator[None]:
+    """One rank of four, whose exchanges do nothing."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    yield
+    distributed.destroy_process_group()
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def trainer(data_parallel: int) -> SimpleNamespace:
+    """Return a trainer of a model that is not shared out yet, with a mesh of all ranks."""
+    strategy = ModelParallelStrategy()
+    names = "data_parallel", "tensor_parallel"
+    sizes = data_parallel, RANKS // data_parallel
+    strategy._device_mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    return SimpleNamespace(strategy=strategy, lightning_module=Model(), is_global_zero=True)
+
+
+def own_mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))
+
+
+def by_tensor_parallelism(network: nn.Module, mesh: DeviceMesh) -> None:
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    parallelize_module(network, mesh["tensor_parallel"], plan)
+
+
+def both(network: nn.Module, mesh: DeviceMesh) -> None:
+    by_tensor_parallelism(network, mesh)
+    fully_shard(network, mesh=mesh["data_parallel"])
+
+
+def some_frozen(network: nn.Module, mesh: DeviceMesh) -> None:
+    network[0].requires_grad_(False)
+    fully_shard(network[1], mesh=mesh["data_parallel"])
+
+
+@pytest.mark.parametrize(
+    ("data_parallel", "share_out"),
+    [
+        (4, lambda network, mesh: fully_shard(network, mesh=mesh["data_parallel"])),
+        (2, lambda network, mesh: fully_shard(network, mesh=mesh["data_parallel"])),
+        (4, lambda network, mesh: fully_shard(network, mesh=own_mesh())),  # HSDP
+        (2, lambda network, mesh: fully_shard(network, mesh=mesh)),
+        (4, lambda network, mesh: fully_shard(network)),
+        (1, by_tensor_parallelism),
+        (1, both),
+        (2, both),
+        (4, some_frozen),
+    ],
+)
+def test_weights_that_all_ranks_train_together_are_right(caplog, data_parallel, share_out):
+    training = trainer(data_parallel)
+    share_out(training.lightning_module.network, training.strategy.device_mesh)
+    sharded_weights.check_meshes(training)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "share_out",
+    [
+        lambda network, mesh: fully_shard(network, mesh=mesh["tensor_parallel"]),
+        by_tensor_parallelism,
+    ],
+)
+def test_weights_on_the_dimension_of_the_same_samples_alone_are_refused(share_out):
+    training = trainer(data_parallel=2)
+    share_out(training.lightning_module.network, training.strategy.device_mesh)
+    says = (
+        r"^configure_model\(\): found weights \(network.0.weight, network.0.bias, network.1.weight"
+        r'\) that are shared out over device_mesh\["tensor_parallel"\] alone, whose ranks train on '
+        "the same samples: nobody would add up the gradients of the 2 shares of the samples; call "
+        r'fully_shard\(..., mesh=self.device_mesh\["data_parallel"\]\)'
+    )
+    with pytest.raises(UserError, match=says):
+        sharded_weights.check_meshes(training)
+
+
+def test_weights_that_groups_of_ranks_train_are_named(caplog):
+    training = trainer(data_parallel=4)
+    fully_shard(training.lightning_module.network, mesh=own_mesh()["parts"])
+    sharded_weights.check_meshes(training)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "network.0.weight" in record.message
+    assert "the ranks 0, 1 alone add up their gradients, of 4 ranks that train" in record.message
+
+
+def test_ranks_that_repeat_the_work_of_others_are_named(caplog):
+    training = trainer(data_parallel=1)
+    mesh = training.strategy.device_mesh
+    fully_shard(training.lightning_module.network, mesh=mesh["tensor_parallel"])
+    sharded_weights.check_meshes(training)
+    (record,) = caplog.records
+    assert "whose 4 ranks train on the same samples: each does all of the work" in record.message
+    assert "data_parallel_size=4 and tensor_parallel_size=1" in record.message
+
+
+def test_weights_that_nothing_shards_are_refused():
+    training = trainer(data_parallel=4)
+    model = training.lightning_module
+    fully_shard(model.network, mesh=training.strategy.device_mesh["data_parallel"])
+    model.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    sharded_weights.check_meshes(training)
+    model.scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(UserError, match=r"found weights that nothing shards \(scale\), which"):
+        sharded_weights.check_meshes(training)
+
+
+def test_a_training_on_a_mesh_of_one_share_may_have_whole_weights():
+    training = trainer(data_parallel=1)
+    sharded_weights.check_meshes(training)
