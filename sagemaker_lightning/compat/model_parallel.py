@@ -43,6 +43,8 @@ class ResumableModelParallel(ModelParallelStrategy):
     lightning_restore_optimizer = True
     weights_to_load: tuple[Mapping[str, Any], bool] | None = None
     """A state dict, and whether it must have all; None once it is loaded."""
+    replaced_weights: Mapping[nn.Parameter, str] = {}
+    """The weights in whose places configure_model() has put others, with their names."""
 
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
@@ -55,7 +57,10 @@ class ResumableModelParallel(ModelParallelStrategy):
             UserError: Weights were one, and are several now.
         """
         assert self.lightning_module is not None  # as in all that follows: it is set first
-        with super().model_sharded_context(), checked_ties(self.lightning_module):
+        with (
+            super().model_sharded_context(),
+            checked_ties(self.lightning_module) as self.replaced_weights,
+        ):
             yield
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -257,11 +262,14 @@ def _refusing_false(name: str) -> Callable[..., None]:
 
 
 @contextmanager
-def checked_ties(model: LightningModule) -> Iterator[None]:
+def checked_ties(model: LightningModule) -> Iterator[Mapping[nn.Parameter, str]]:
     """Refuse that weights which several modules have in common are shared out to each by itself.
 
     `fully_shard` and `parallelize_module` put weights of their own into the modules that they get,
     and know of no others.
+
+    Yield what has, in the end, the weights whose places others have taken, with their names. It
+    keeps none of them alive.
 
     Raises:
         UserError: They are several weights now.
@@ -282,16 +290,21 @@ def checked_ties(model: LightningModule) -> Iterator[None]:
 
     note_all()
     hook = register_module_parameter_registration_hook(note)
+    replaced = WeakIdKeyDictionary()
     try:
-        yield
+        yield replaced
     finally:
         hook.remove()
     first: dict[int, tuple[str, nn.Parameter]] = {}
+    whole = {number: parameter for parameter, number in numbers.items()}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
             number = number_of.get((module, name.rpartition(".")[2]))
             if number is None:
                 continue
+            # What is in its place still is left out: torch swaps no tensor that is kept weakly.
+            if whole.get(number, parameter) is not parameter:
+                replaced.setdefault(whole[number], name)
             first_name, other = first.setdefault(number, (name, parameter))
             if other is not parameter and (other.requires_grad or parameter.requires_grad):
                 raise UserError(

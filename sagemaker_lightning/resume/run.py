@@ -322,9 +322,10 @@ class Run:
         """Compare the optimizers with those of the checkpoint's run, before any hook runs.
 
         Raises:
-            UserError: Ranks would train weights of a sharded model apart.
+            UserError: Ranks would train weights of a sharded model apart, or others than its own.
         """
         sharded_weights.check_meshes(self.trainer)
+        sharded_weights.check_optimizers(self.trainer)
         with self.part(Schedulers).loading() if self.resumed else nullcontext():
             acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags

@@ -74,6 +74,29 @@ def check_meshes(trainer: Trainer) -> None:
         )
 
 
+def check_optimizers(trainer: Trainer) -> None:
+    """Look whether the optimizers have the model's weights, and not those that they were.
+
+    Other tensors may be meant: an optimizer may train some of the program's own.
+
+    Args:
+        trainer: Lightning's trainer, with optimizers; its model is sharded, or not.
+
+    Raises:
+        UserError: An optimizer was made before the model was shared out.
+    """
+    replaced = getattr(trainer.strategy, "replaced_weights", {})
+    for optimizer in trainer.optimizers:
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        if names := [replaced[weight] for weight in weights if weight in replaced]:
+            raise UserError(
+                f"configure_optimizers(): found {type(optimizer).__name__}, which was made "
+                "before fully_shard() or parallelize_module() has put others in the places of its "
+                f"weights ({_first(names)}): it would train none that the model has; make it in "
+                "configure_optimizers()"
+            )
+
+
 def _trained_apart(model: LightningModule, mesh: DeviceMesh) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the trained weights, with their names, that not all shares of the samples train."""
     for name, parameter in named_parameters(model):

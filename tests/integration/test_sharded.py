@@ -264,19 +264,24 @@ def test_hosts_with_different_sizes_are_refused(tmp_path: Path):
     [
         (
             "tie split",
-            "found tied weights that are split (network.embedding.weight and network.head.weight), "
-            "each of which would be trained",
+            "configure_model(): found tied weights that are split (network.embedding.weight and "
+            "network.head.weight), each of which would be trained",
         ),
         (
             "wrong dimension",
-            "found weights (network.embedding.weight, network.blocks.0.first.weight, "
-            "network.blocks.0.first.bias) that are shared out over device_mesh",
+            "configure_model(): found weights (network.embedding.weight, "
+            "network.blocks.0.first.weight, network.blocks.0.first.bias) that are shared out over",
+        ),
+        (
+            "early optimizer",
+            "configure_optimizers(): found Adam, which was made before fully_shard() or "
+            "parallelize_module() has put others in the places of its weights (network.embedding.",
         ),
     ],
 )
 def test_a_model_that_is_shared_out_wrongly_ends_the_run(tmp_path: Path, kind, says):
     for each in trained(tmp_path, kind):
-        assert each.error.startswith(f"UserError: configure_model(): {says}")
+        assert each.error.startswith(f"UserError: {says}")
 
 
 def test_hosts_get_all_shards_from_s3(tmp_path: Path, undisturbed):

@@ -179,6 +179,8 @@ class Model(pl.LightningModule):
             if self.kind == "wrong dimension":
                 fully_shard(self.network, mesh=self.device_mesh["tensor_parallel"])
                 return
+            if self.kind == "early optimizer":
+                self.early = torch.optim.Adam(self.network.parameters())
             shard(self.network, self.device_mesh)
 
     def loss(self, batch):
@@ -242,6 +244,8 @@ class Model(pl.LightningModule):
         time.sleep(0.1)
 
     def configure_optimizers(self):
+        if self.kind == "early optimizer":
+            return self.early
         if self.kind == "two optimizers":
             return [
                 torch.optim.Adam(self.network.blocks.parameters(), 0.01),

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from sagemaker_lightning.compat import model_parallel
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import sharded_weights
 
@@ -141,3 +142,44 @@ def test_weights_that_nothing_shards_are_refused():
 def test_a_training_on_a_mesh_of_one_share_may_have_whole_weights():
     training = trainer(data_parallel=1)
     sharded_weights.check_meshes(training)
+
+
+@pytest.mark.parametrize("share_out", [both, by_tensor_parallelism, some_frozen])
+def test_an_optimizer_made_before_the_model_was_shared_out_is_refused(share_out):
+    training = trainer(data_parallel=2)
+    network = training.lightning_module.network
+    early = torch.optim.Adam(network.parameters())
+    with model_parallel.checked_ties(training.lightning_module) as replaced:
+        share_out(network, training.strategy.device_mesh)
+    training.strategy.replaced_weights = replaced
+    own = torch.ones(1, requires_grad=True)  # it is in no module
+    training.optimizers = [torch.optim.SGD([*network.parameters(), own])]
+    sharded_weights.check_optimizers(training)
+    training.optimizers.append(early)
+    says = (
+        r"^configure_optimizers\(\): found Adam, which was made before fully_shard\(\) or "
+        r"parallelize_module\(\) has put others in the places of its weights \(network\."
+    )
+    with pytest.raises(UserError, match=says):
+        sharded_weights.check_optimizers(training)
+
+
+def test_an_optimizer_of_a_model_that_gets_its_memory_later_is_right():
+    """As Lightning gives it to a model that is made on the meta device."""
+    training = trainer(data_parallel=4)
+    model = training.lightning_module
+    with model_parallel.checked_ties(model) as replaced:
+        with torch.device("meta"):
+            model.network = Model().network
+        fully_shard(model.network, mesh=training.strategy.device_mesh["data_parallel"])
+        training.optimizers = [torch.optim.Adam(model.parameters())]
+    model.to_empty(device="cpu")
+    training.strategy.replaced_weights = replaced
+    sharded_weights.check_optimizers(training)
+    assert training.optimizers[0].param_groups[0]["params"] == list(model.parameters())
+
+
+def test_a_model_that_is_not_shared_out_may_have_optimizers_of_other_tensors():
+    own = torch.ones(1, requires_grad=True)
+    training = SimpleNamespace(strategy=None, optimizers=[torch.optim.SGD([own])])
+    sharded_weights.check_optimizers(training)
