@@ -510,7 +510,11 @@ class Run:
             part.mark_start()
 
     def training_begins(self) -> None:
-        """Restore everything, once all hooks that begin training have run; check it."""
+        """Restore everything, once all hooks that begin training have run; check it.
+
+        Raises:
+            UserError: Ranks have other values of what they have in common of a sharded model.
+        """
         start = self.options.start_before
         if start and start.model_files is not None:
             user_checkpoints.overwrite_later_files(self.trainer, start.model_files)
@@ -518,6 +522,8 @@ class Run:
         if self.resumed:
             self.part(UserObjects).recreate()
         self.restore(Moment.TRAINING)  # overwrite what hooks have reset
+        if self.options.fit == 1:  # steps may differ between ranks in the last bits
+            sharded_weights.check_replicas(self.trainer, self.agreement.gather)
         if self.resumed:
             self.resumed.forget_checkpoint()
         # A checkpoint of a later training of this program is of other data and other limits.

@@ -3,7 +3,8 @@
 Each is looked for once, when training begins.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -12,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
+from sagemaker_lightning.resume.snapshot import sums_of_bits
 
 NAMED = 3
 """Number of weights that a line names."""
@@ -95,6 +98,93 @@ def check_optimizers(trainer: Trainer) -> None:
                 f"weights ({_first(names)}): it would train none that the model has; make it in "
                 "configure_optimizers()"
             )
+
+
+def check_replicas(trainer: Trainer, gather: Callable[[Any], list[Any]]) -> None:
+    """Compare what several ranks have of the same weights; all ranks call it.
+
+    DDP gives all ranks those of rank 0. `fully_shard` exchanges gradients only, and what nothing
+    shards is as each rank's draws have made it.
+
+    Args:
+        trainer: Lightning's trainer; its model is sharded, or not.
+        gather: Returns the values of all ranks, by rank.
+
+    Raises:
+        UserError: Two ranks have other values. All ranks raise it.
+    """
+    mesh = mesh_of(trainer)
+    if mesh is None:
+        return
+    compare_parts(gather(parts_of(trainer.lightning_module)), mesh.mesh.tolist())
+
+
+Part = tuple[list[int], Any, int]
+"""Which ranks have a weight in common, which part of it one has, and a sum of the part's bits."""
+
+
+def parts_of(model: LightningModule) -> dict[str, Part]:
+    """Return which part of each weight this rank has, by name."""
+    weights = {name: parameter.detach() for name, parameter in named_parameters(model)}
+    sums = sums_of_bits({name: dtensors.local_part(each) for name, each in weights.items()})
+    parts: dict[str, Part] = {}
+    for name, number in sums.items():
+        weight = weights[name]
+        if isinstance(weight, DTensor):
+            parts[name] = _ranks(weight.device_mesh), dtensors.chunk_of(weight), number
+        else:
+            parts[name] = [], None, number
+    return parts
+
+
+def compare_parts(answers: Sequence[Mapping[str, Part]], shares: Sequence[Sequence[int]]) -> None:
+    """Compare what ranks have of the same parts of weights.
+
+    Ranks of the same samples may have weights of their own, such as experts, which only the ranks
+    of other samples have in common with them.
+
+    Args:
+        answers: What `parts_of` has returned on each rank, by rank.
+        shares: The ranks that train on each share of the samples.
+
+    Raises:
+        UserError: A weight has other values on two of the ranks that have it in common.
+    """
+    remedy = (
+        "give all ranks one seed before the model is made, such as ExactResume(seed=...), or have "
+        "them load the same weights"
+    )
+    if found := _differing(answers, lambda ranks: ranks):
+        raise UserError(
+            f"configure_model(): found {found}, which have the same part of it and would train it "
+            f"apart; expected the same values on both: {remedy}"
+        )
+    share_of = {rank: share for share, ranks in enumerate(shares) for rank in ranks}
+    found = _differing(answers, lambda ranks: sorted({share_of[rank] for rank in ranks}))
+    if found and torch.distributed.get_rank() == 0:
+        log.warning(
+            f"configure_model(): {found}, which train on the same samples: if each is not meant to "
+            f"have weights of its own, {remedy}"
+        )
+
+
+def _differing(
+    answers: Sequence[Mapping[str, Part]], place: Callable[[list[int]], list[int]]
+) -> str:
+    """Return of which weight two ranks have other values of a part, and which ranks; "" for none.
+
+    Args:
+        answers: What `parts_of` has returned on each rank, by rank.
+        place: Returns what two ranks have alike that are compared, given the ranks of a weight.
+    """
+    known: dict[tuple[str, str], tuple[int, int]] = {}
+    for rank, parts in enumerate(answers):
+        for name, (ranks, chunk, number) in parts.items():
+            key = name, repr((place(ranks), chunk))
+            other, first = known.setdefault(key, (rank, number))
+            if number != first:
+                return f"other values of {name} on rank {rank} than on rank {other}"
+    return ""
 
 
 def _trained_apart(model: LightningModule, mesh: DeviceMesh) -> Iterator[tuple[str, nn.Parameter]]:

@@ -260,27 +260,35 @@ def test_hosts_with_different_sizes_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "mesh", "says"),
     [
         (
             "tie split",
+            (2, 1),
             "configure_model(): found tied weights that are split (network.embedding.weight and "
             "network.head.weight), each of which would be trained",
         ),
         (
             "wrong dimension",
+            (2, 1),
             "configure_model(): found weights (network.embedding.weight, "
             "network.blocks.0.first.weight, network.blocks.0.first.bias) that are shared out over",
         ),
         (
             "early optimizer",
+            (2, 1),
             "configure_optimizers(): found Adam, which was made before fully_shard() or "
             "parallelize_module() has put others in the places of its weights (network.embedding.",
         ),
+        (
+            "other seeds",
+            (1, 2),
+            "configure_model(): found other values of network.embedding.weight on rank 1 than on",
+        ),
     ],
 )
-def test_a_model_that_is_shared_out_wrongly_ends_the_run(tmp_path: Path, kind, says):
-    for each in trained(tmp_path, kind):
+def test_a_model_that_is_shared_out_wrongly_ends_the_run(tmp_path: Path, kind, mesh, says):
+    for each in trained(tmp_path, kind, mesh=mesh):
         assert each.error.startswith(f"UserError: {says}")
 
 

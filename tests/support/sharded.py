@@ -164,7 +164,7 @@ class Model(pl.LightningModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        torch.manual_seed(5)
+        torch.manual_seed(5 + (self.trainer.global_rank if self.kind == "other seeds" else 0))
         with torch.device("meta" if self.kind == "meta" else "cpu"):
             self.network = Network(self.kind != "two optimizers", self.kind == "buffers")
         self.network.recompute = self.kind == "recomputed"
@@ -178,6 +178,8 @@ class Model(pl.LightningModule):
                 fully_shard(self.network.head, mesh=self.device_mesh["data_parallel"])
             if self.kind == "wrong dimension":
                 fully_shard(self.network, mesh=self.device_mesh["tensor_parallel"])
+                return
+            if self.kind == "other seeds":
                 return
             if self.kind == "early optimizer":
                 self.early = torch.optim.Adam(self.network.parameters())
