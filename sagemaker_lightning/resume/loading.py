@@ -54,7 +54,7 @@ def choose(run: "Run") -> Path | None:
     own_ranks = range(trainer.global_rank, trainer.global_rank + trainer.num_devices)
     return choose_checkpoint(
         run.folder,
-        run.environment.current_host,
+        run.host,
         run.agreement.gather,
         trainer.local_rank == 0,
         callbacks[0].missing_file if callbacks else lambda path: "",

@@ -143,8 +143,10 @@ class Run:
         self.agreement = Agreement(trainer)
         if self.saves:
             self._lock_folder()
+        self.host = options.environment.host_name(trainer.num_nodes, trainer.node_rank)
+        """The name of this host, for messages."""
         is_sharded = self.saves and mesh_of(trainer) is not None
-        self.shards = ShardWriter(self.environment.current_host) if is_sharded else None
+        self.shards = ShardWriter(self.host) if is_sharded else None
         self.writer = BackgroundWriter(folder, self.shards, writes=trainer.local_rank == 0)
         # A copy has no shards.
         has_copies = self.saves and not is_sharded

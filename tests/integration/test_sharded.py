@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,6 +245,24 @@ def test_hosts_that_have_different_checkpoints_resume_from_one_that_all_have(
     ended = trained(folder, **TWO_HOSTS)
     assert "resuming from step 10" in ended[0].output
     assert [each.value for each in ended] == undisturbed[1]
+
+
+def test_hosts_that_nobody_names_have_folders_of_their_own(tmp_path: Path, undisturbed):
+    def train(*arguments) -> list[ranks.Ended]:
+        function = sharded.train_in_folder_of_rank
+        return ranks.run(function, *arguments, nodes=(1, 1), folder=tmp_path)
+
+    train("stop at 1:2")
+    ended = train()
+    assert "resuming from step 12" in ended[0].output
+    assert [each.value for each in ended] == undisturbed[1]
+    shutil.rmtree(tmp_path / "node-1/checkpoints-1")
+    for each in train():
+        assert re.search(
+            r"\(node 0 \(\S+\) has step 16 in checkpoints-0; "
+            r"node 1 \(\S+\) has none in checkpoints-1\)",
+            each.error,
+        )
 
 
 def test_hosts_with_different_sizes_are_refused(tmp_path: Path):

@@ -368,6 +368,11 @@ def train_with_sizes_of_rank() -> None:
     train(Path("checkpoints"), mesh=[(2, 1), (1, 2)][int(os.environ["RANK"])])
 
 
+def train_in_folder_of_rank(interruption: str = "") -> Trained:
+    """Train with a folder that has another path on each rank."""
+    return train(Path(f"checkpoints-{os.environ['RANK']}"), "", (2, 1), interruption)
+
+
 class Alone(Model):
     """The same, with data of its own, for the command line, which returns no model."""
 
