@@ -194,6 +194,27 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
         )
 
 
+def announce_other_length(run: "Run", resumed: Resumption) -> None:
+    """Print how many batches an epoch has, if it had another number with the ranks before.
+
+    Their batches, and how they share out what an epoch's last batch leaves, decide that.
+
+    Args:
+        run: The run, with its training data.
+        resumed: The checkpoint.
+    """
+    before, now = resumed.entries.get("epoch_batches"), run.trainer.num_training_batches
+    differs = isinstance(before, int) and before != now
+    if resumed.same_ranks or not differs or not run.trainer.is_global_zero:
+        return
+    log.warning(
+        f"an epoch has {now} batches now, and had {before} with {resumed.world_size} ranks"
+        f"{sharded_text(resumed.mesh)}: it depends on the number of ranks and their batch size; "
+        "what counts steps, such as max_steps or a schedule by steps, comes after another number "
+        "of samples"
+    )
+
+
 def decoded(run: "Run", resumed: Resumption) -> dict[str, Any]:
     """Return what Lightning loads.
 

@@ -485,6 +485,8 @@ class Run:
         """
         self.same_run.compare_loaders()
         self.restore(Moment.HOOKS)
+        if self.resumed:
+            loading.announce_other_length(self, self.resumed)
         missing = self.trainer.enable_validation and self.trainer.val_dataloaders is None
         if missing and self._had_validation_data():
             # For the comparison: Lightning would make them for the first validation.

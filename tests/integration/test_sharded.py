@@ -156,6 +156,17 @@ def test_other_ranks_continue_with_the_same_samples(tmp_path: Path, undisturbed)
     assert samples(tmp_path / "chain") == samples(undisturbed[0])
 
 
+def test_an_epoch_that_has_other_batches_with_other_ranks_is_said(tmp_path: Path):
+    line = (
+        "warning: an epoch has 8 batches now, and had 4 with 2 ranks, with a model sharded as 2x1: "
+    )
+    for mesh, interruption in (((2, 1), "stop at 0:1"), ((1, 1), "stop at 0:6"), ((1, 1), "")):
+        ended = trained(tmp_path, "", interruption, mesh=mesh, batch_size=12)
+        is_another = interruption == "stop at 0:6"
+        assert (line in ended[0].output) is is_another, ended[0].output
+    assert "an epoch has" not in ended[0].output
+
+
 @pytest.mark.parametrize(
     "kind",
     [
