@@ -10,6 +10,7 @@ memory) and `Trainer._run` (when checkpoints are restored); in torch, `fully_sha
 distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of sharded modules).
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -277,11 +278,12 @@ def checked_ties(model: LightningModule) -> Iterator[Mapping[nn.Parameter, str]]
     # A weight is known by a number: it must not live longer because of this.
     numbers = WeakIdKeyDictionary()
     number_of: dict[tuple[nn.Module, str], int] = {}
+    unused = itertools.count()
 
     def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         # What shares weights out replaces them; the user's own code may have untied them.
         if parameter is not None and not isinstance(parameter, DTensor):
-            number_of[module, name] = numbers.setdefault(parameter, len(number_of))
+            number_of[module, name] = numbers.setdefault(parameter, next(unused))
 
     def note_all() -> None:
         for module in model.modules():

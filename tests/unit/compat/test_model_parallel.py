@@ -134,6 +134,15 @@ def test_weights_may_be_untied_or_frozen(mesh: DeviceMesh):
         fully_shard(frozen.network[0], mesh=mesh)
 
 
+def test_weights_that_are_made_after_others_were_made_again_are_no_tied_ones(mesh: DeviceMesh):
+    model = LightningModule()
+    with model_parallel.checked_ties(model):
+        first = nn.Linear(3, 3, bias=False)
+        first.weight = nn.Parameter(torch.ones(3, 3))
+        model.network = nn.Sequential(first, nn.Linear(3, 3, bias=False))
+        fully_shard(model.network, mesh=mesh)
+
+
 def test_no_whole_weight_is_kept_while_ties_are_watched(mesh: DeviceMesh):
     model = Tied()
     whole = weakref.ref(model.network[0].weight)
