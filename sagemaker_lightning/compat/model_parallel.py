@@ -10,6 +10,7 @@ memory) and `Trainer._run` (when checkpoints are restored); in torch, `fully_sha
 distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of sharded modules).
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +44,8 @@ class ResumableModelParallel(ModelParallelStrategy):
     lightning_restore_optimizer = True
     weights_to_load: tuple[Mapping[str, Any], bool] | None = None
     """A state dict, and whether it must have all; None once it is loaded."""
+    replaced_weights: Mapping[nn.Parameter, str] = {}
+    """The weights in whose places configure_model() has put others, with their names."""
 
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
@@ -55,7 +58,10 @@ class ResumableModelParallel(ModelParallelStrategy):
             UserError: Weights were one, and are several now.
         """
         assert self.lightning_module is not None  # as in all that follows: it is set first
-        with super().model_sharded_context(), checked_ties(self.lightning_module):
+        with (
+            super().model_sharded_context(),
+            checked_ties(self.lightning_module) as self.replaced_weights,
+        ):
             yield
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -257,11 +263,14 @@ def _refusing_false(name: str) -> Callable[..., None]:
 
 
 @contextmanager
-def checked_ties(model: LightningModule) -> Iterator[None]:
+def checked_ties(model: LightningModule) -> Iterator[Mapping[nn.Parameter, str]]:
     """Refuse that weights which several modules have in common are shared out to each by itself.
 
     `fully_shard` and `parallelize_module` put weights of their own into the modules that they get,
     and know of no others.
+
+    Yield what has, in the end, the weights whose places others have taken, with their names. It
+    keeps none of them alive.
 
     Raises:
         UserError: They are several weights now.
@@ -269,11 +278,12 @@ def checked_ties(model: LightningModule) -> Iterator[None]:
     # A weight is known by a number: it must not live longer because of this.
     numbers = WeakIdKeyDictionary()
     number_of: dict[tuple[nn.Module, str], int] = {}
+    unused = itertools.count()
 
     def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         # What shares weights out replaces them; the user's own code may have untied them.
         if parameter is not None and not isinstance(parameter, DTensor):
-            number_of[module, name] = numbers.setdefault(parameter, len(number_of))
+            number_of[module, name] = numbers.setdefault(parameter, next(unused))
 
     def note_all() -> None:
         for module in model.modules():
@@ -282,16 +292,21 @@ def checked_ties(model: LightningModule) -> Iterator[None]:
 
     note_all()
     hook = register_module_parameter_registration_hook(note)
+    replaced = WeakIdKeyDictionary()
     try:
-        yield
+        yield replaced
     finally:
         hook.remove()
     first: dict[int, tuple[str, nn.Parameter]] = {}
+    whole = {number: parameter for parameter, number in numbers.items()}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
             number = number_of.get((module, name.rpartition(".")[2]))
             if number is None:
                 continue
+            # What is in its place still is left out: torch swaps no tensor that is kept weakly.
+            if whole.get(number, parameter) is not parameter:
+                replaced.setdefault(whole[number], name)
             first_name, other = first.setdefault(number, (name, parameter))
             if other is not parameter and (other.requires_grad or parameter.requires_grad):
                 raise UserError(
@@ -365,18 +380,6 @@ def settle_sizes(strategy: ModelParallelStrategy, world_size: int) -> str:
         )
     strategy._data_parallel_size, strategy._tensor_parallel_size = sizes
     return line if world_size > 1 else ""
-
-
-def unsharded_weights(model: LightningModule) -> list[str]:
-    """Return the names of the weights that are trained and that nothing has sharded.
-
-    Each rank trains them on its own samples alone: nobody adds up their gradients.
-    """
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not isinstance(parameter, DTensor)
-    ]
 
 
 def data_rank(trainer: Trainer) -> int:

@@ -9,6 +9,7 @@ Outside SageMaker there are no such variables, and the defaults below hold.
 import json
 import math
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,6 +213,17 @@ class SageMakerEnvironment:
             lost = f"{folder} ends with this container"
             return CheckpointHome(folder, lost=lost, advice="mount a folder at /opt/ml/checkpoints")
         return CheckpointHome(folder)
+
+    def host_name(self, nodes: int, node: int) -> str:
+        """Return what messages call this host, and no other one of a job.
+
+        Args:
+            nodes: Number of nodes that train.
+            node: Number of this one, from 0: outside SageMaker, nothing else tells them apart.
+        """
+        if nodes < 2 or len(self.hosts) > 1:
+            return self.current_host
+        return f"node {node} ({socket.gethostname()})"
 
     @property
     def takes_part(self) -> bool:

@@ -442,7 +442,8 @@ class ExactResume(EarlyCallback):
         if not supported:
             raise self._unsupported(strategy)
         if isinstance(strategy, ModelParallelStrategy):
-            model_parallel.compare_sizes(strategy, self.environment.current_host)
+            host = self.environment.host_name(trainer.num_nodes, trainer.node_rank)
+            model_parallel.compare_sizes(strategy, host)
             model_parallel.make_resumable(strategy)
         self.parts.refuse_saved(trainer)
         if self.saves and trainer.local_rank == 0:

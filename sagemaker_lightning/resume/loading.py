@@ -54,7 +54,7 @@ def choose(run: "Run") -> Path | None:
     own_ranks = range(trainer.global_rank, trainer.global_rank + trainer.num_devices)
     return choose_checkpoint(
         run.folder,
-        run.environment.current_host,
+        run.host,
         run.agreement.gather,
         trainer.local_rank == 0,
         callbacks[0].missing_file if callbacks else lambda path: "",
@@ -192,6 +192,27 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
             f"{given_path}, which Trainer.fit would load, is not: this run began before, and "
             f"resumes from its own newest checkpoint in {run.folder.path}"
         )
+
+
+def announce_other_length(run: "Run", resumed: Resumption) -> None:
+    """Print how many batches an epoch has, if it had another number with the ranks before.
+
+    Their batches, and how they share out what an epoch's last batch leaves, decide that.
+
+    Args:
+        run: The run, with its training data.
+        resumed: The checkpoint.
+    """
+    before, now = resumed.entries.get("epoch_batches"), run.trainer.num_training_batches
+    differs = isinstance(before, int) and before != now
+    if resumed.same_ranks or not differs or not run.trainer.is_global_zero:
+        return
+    log.warning(
+        f"an epoch has {now} batches now, and had {before} with {resumed.world_size} ranks"
+        f"{sharded_text(resumed.mesh)}: it depends on the number of ranks and their batch size; "
+        "what counts steps, such as max_steps or a schedule by steps, comes after another number "
+        "of samples"
+    )
 
 
 def decoded(run: "Run", resumed: Resumption) -> dict[str, Any]:

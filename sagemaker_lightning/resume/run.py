@@ -18,12 +18,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
     data_module_of,
     epochs_of_data,
 )
-from sagemaker_lightning.compat.model_parallel import (
-    data_ranks,
-    mesh_of,
-    reshard,
-    unsharded_weights,
-)
+from sagemaker_lightning.compat.model_parallel import data_ranks, mesh_of, reshard
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
@@ -31,7 +26,7 @@ from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import loading, memory_copies
+from sagemaker_lightning.resume import loading, memory_copies, sharded_weights
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -148,8 +143,10 @@ class Run:
         self.agreement = Agreement(trainer)
         if self.saves:
             self._lock_folder()
+        self.host = options.environment.host_name(trainer.num_nodes, trainer.node_rank)
+        """The name of this host, for messages."""
         is_sharded = self.saves and mesh_of(trainer) is not None
-        self.shards = ShardWriter(self.environment.current_host) if is_sharded else None
+        self.shards = ShardWriter(self.host) if is_sharded else None
         self.writer = BackgroundWriter(folder, self.shards, writes=trainer.local_rank == 0)
         # A copy has no shards.
         has_copies = self.saves and not is_sharded
@@ -327,15 +324,10 @@ class Run:
         """Compare the optimizers with those of the checkpoint's run, before any hook runs.
 
         Raises:
-            UserError: Ranks would train weights apart that each of them has as a whole.
+            UserError: Ranks would train weights of a sharded model apart, or others than its own.
         """
-        unsharded = unsharded_weights(self.trainer.lightning_module)
-        if mesh_of(self.trainer) is not None and data_ranks(self.trainer) > 1 and unsharded:
-            raise UserError(
-                f"configure_model(): found weights that nothing shards ({', '.join(unsharded[:3])})"
-                ", which each rank would train for itself; call fully_shard() on a module that has "
-                "them, too, such as the whole network"
-            )
+        sharded_weights.check_meshes(self.trainer)
+        sharded_weights.check_optimizers(self.trainer)
         with self.part(Schedulers).loading() if self.resumed else nullcontext():
             acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
@@ -493,6 +485,8 @@ class Run:
         """
         self.same_run.compare_loaders()
         self.restore(Moment.HOOKS)
+        if self.resumed:
+            loading.announce_other_length(self, self.resumed)
         missing = self.trainer.enable_validation and self.trainer.val_dataloaders is None
         if missing and self._had_validation_data():
             # For the comparison: Lightning would make them for the first validation.
@@ -520,7 +514,11 @@ class Run:
             part.mark_start()
 
     def training_begins(self) -> None:
-        """Restore everything, once all hooks that begin training have run; check it."""
+        """Restore everything, once all hooks that begin training have run; check it.
+
+        Raises:
+            UserError: Ranks have other values of what they have in common of a sharded model.
+        """
         start = self.options.start_before
         if start and start.model_files is not None:
             user_checkpoints.overwrite_later_files(self.trainer, start.model_files)
@@ -528,6 +526,8 @@ class Run:
         if self.resumed:
             self.part(UserObjects).recreate()
         self.restore(Moment.TRAINING)  # overwrite what hooks have reset
+        if self.options.fit == 1:  # steps may differ between ranks in the last bits
+            sharded_weights.check_replicas(self.trainer, self.agreement.gather)
         if self.resumed:
             self.resumed.forget_checkpoint()
         # A checkpoint of a later training of this program is of other data and other limits.

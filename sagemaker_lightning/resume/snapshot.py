@@ -120,6 +120,8 @@ class Snapshot:
             "parts": shared.take(of_first | self._saved(Place.RUN, point, state), shards.PARTS_KEY),
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
+        if isinstance(batches := self.trainer.num_training_batches, int):  # not an endless stream's
+            entries["epoch_batches"] = batches
         if mesh_of(self.trainer) is not None:
             entries["mesh"] = mesh_sizes(self.trainer)
             entries["shards"] = shared.described(gather)

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,17 @@ def test_other_ranks_continue_with_the_same_samples(tmp_path: Path, undisturbed)
     assert samples(tmp_path / "chain") == samples(undisturbed[0])
 
 
+def test_an_epoch_that_has_other_batches_with_other_ranks_is_said(tmp_path: Path):
+    line = (
+        "warning: an epoch has 8 batches now, and had 4 with 2 ranks, with a model sharded as 2x1: "
+    )
+    for mesh, interruption in (((2, 1), "stop at 0:1"), ((1, 1), "stop at 0:6"), ((1, 1), "")):
+        ended = trained(tmp_path, "", interruption, mesh=mesh, batch_size=12)
+        is_another = interruption == "stop at 0:6"
+        assert (line in ended[0].output) is is_another, ended[0].output
+    assert "an epoch has" not in ended[0].output
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -246,6 +258,24 @@ def test_hosts_that_have_different_checkpoints_resume_from_one_that_all_have(
     assert [each.value for each in ended] == undisturbed[1]
 
 
+def test_hosts_that_nobody_names_have_folders_of_their_own(tmp_path: Path, undisturbed):
+    def train(*arguments) -> list[ranks.Ended]:
+        function = sharded.train_in_folder_of_rank
+        return ranks.run(function, *arguments, nodes=(1, 1), folder=tmp_path)
+
+    train("stop at 1:2")
+    ended = train()
+    assert "resuming from step 12" in ended[0].output
+    assert [each.value for each in ended] == undisturbed[1]
+    shutil.rmtree(tmp_path / "node-1/checkpoints-1")
+    for each in train():
+        assert re.search(
+            r"\(node 0 \(\S+\) has step 16 in checkpoints-0; "
+            r"node 1 \(\S+\) has none in checkpoints-1\)",
+            each.error,
+        )
+
+
 def test_hosts_with_different_sizes_are_refused(tmp_path: Path):
     ended = ranks.run(
         sharded.train_with_sizes_of_rank, nodes=(1, 1), folder=tmp_path, variables=hosts
@@ -259,13 +289,37 @@ def test_hosts_with_different_sizes_are_refused(tmp_path: Path):
         )
 
 
-def test_tied_weights_that_are_split_end_the_run(tmp_path: Path):
-    ended = trained(tmp_path, "tie split")
-    for each in ended:
-        assert each.error.startswith(
-            "UserError: configure_model(): found tied weights that are split "
-            "(network.embedding.weight and network.head.weight), each of which would be trained"
-        )
+@pytest.mark.parametrize(
+    ("kind", "mesh", "says"),
+    [
+        (
+            "tie split",
+            (2, 1),
+            "configure_model(): found tied weights that are split (network.embedding.weight and "
+            "network.head.weight), each of which would be trained",
+        ),
+        (
+            "wrong dimension",
+            (2, 1),
+            "configure_model(): found weights (network.embedding.weight, "
+            "network.blocks.0.first.weight, network.blocks.0.first.bias) that are shared out over",
+        ),
+        (
+            "early optimizer",
+            (2, 1),
+            "configure_optimizers(): found Adam, which was made before fully_shard() or "
+            "parallelize_module() has put others in the places of its weights (network.embedding.",
+        ),
+        (
+            "other seeds",
+            (1, 2),
+            "configure_model(): found other values of network.embedding.weight on rank 1 than on",
+        ),
+    ],
+)
+def test_a_model_that_is_shared_out_wrongly_ends_the_run(tmp_path: Path, kind, mesh, says):
+    for each in trained(tmp_path, kind, mesh=mesh):
+        assert each.error.startswith(f"UserError: {says}")
 
 
 def test_hosts_get_all_shards_from_s3(tmp_path: Path, undisturbed):

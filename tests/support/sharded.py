@@ -164,7 +164,7 @@ class Model(pl.LightningModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        torch.manual_seed(5)
+        torch.manual_seed(5 + (self.trainer.global_rank if self.kind == "other seeds" else 0))
         with torch.device("meta" if self.kind == "meta" else "cpu"):
             self.network = Network(self.kind != "two optimizers", self.kind == "buffers")
         self.network.recompute = self.kind == "recomputed"
@@ -176,6 +176,13 @@ class Model(pl.LightningModule):
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             if self.kind == "tie split":
                 fully_shard(self.network.head, mesh=self.device_mesh["data_parallel"])
+            if self.kind == "wrong dimension":
+                fully_shard(self.network, mesh=self.device_mesh["tensor_parallel"])
+                return
+            if self.kind == "other seeds":
+                return
+            if self.kind == "early optimizer":
+                self.early = torch.optim.Adam(self.network.parameters())
             shard(self.network, self.device_mesh)
 
     def loss(self, batch):
@@ -239,6 +246,8 @@ class Model(pl.LightningModule):
         time.sleep(0.1)
 
     def configure_optimizers(self):
+        if self.kind == "early optimizer":
+            return self.early
         if self.kind == "two optimizers":
             return [
                 torch.optim.Adam(self.network.blocks.parameters(), 0.01),
@@ -357,6 +366,11 @@ def train(
 def train_with_sizes_of_rank() -> None:
     """Train with a mesh that is another one on each rank."""
     train(Path("checkpoints"), mesh=[(2, 1), (1, 2)][int(os.environ["RANK"])])
+
+
+def train_in_folder_of_rank(interruption: str = "") -> Trained:
+    """Train with a folder that has another path on each rank."""
+    return train(Path(f"checkpoints-{os.environ['RANK']}"), "", (2, 1), interruption)
 
 
 class Alone(Model):

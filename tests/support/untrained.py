@@ -96,7 +96,7 @@ def run_of(
     run.trainer = trainer
     run.folder = CheckpointDir(CheckpointHome(folder), 3, setting)
     run.seeding = SimpleNamespace(seed=7)
-    run.options = SimpleNamespace(trained=NOTHING_TRAINED, saves=False, later=None)
+    run.options = SimpleNamespace(trained=NOTHING_TRAINED, saves=False, later=None, fit=1)
     run.agreement = SimpleNamespace(gather=gather)
     run.same_run = SameRun(trainer, run.folder, {}, other_settings, run.agreement.gather)
     run.resumed = None

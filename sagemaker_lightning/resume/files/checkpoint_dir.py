@@ -391,7 +391,7 @@ def choose_checkpoint(
 
     Args:
         folder: The folder of the checkpoints.
-        host: Name of this host.
+        host: Name of this host, which no other one has.
         gather: Returns the values of all ranks, by rank.
         reads_files: Whether this rank reads the files; one rank of each host does.
         missing_file: Returns which file belongs to a checkpoint and is missing or damaged; "" if
@@ -466,6 +466,7 @@ class _Survey:
             frozenset(self.in_memory),
             tuple(problem for _, path, problem in self.problems if not self._is_copy(path)),
             tuple(self.other_formats),
+            str(self.folder.path),
         )
 
     def check(

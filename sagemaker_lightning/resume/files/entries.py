@@ -73,6 +73,8 @@ class Entries(CommonEntries):
     """What SameRun.describe returned."""
     journal: bytes
     """Identifies the run, and so its journals."""
+    epoch_batches: NotRequired[int]
+    """The number of batches of an epoch; not there if nobody knows it."""
     resumes: Sequence[ResumeResult]
     exact_values: Mapping[str, Record]
     """Those of Lightning's values that are not plain."""

@@ -31,6 +31,7 @@ class HostCheckpoints:
             left out.
         other_formats: Name and format of each checkpoint that another version of this program
             wrote.
+        folder: The path of the folder on this host.
     """
 
     host: str
@@ -40,6 +41,7 @@ class HostCheckpoints:
     in_memory: frozenset[CheckpointId] = frozenset()
     problems: tuple[str, ...] = ()
     other_formats: tuple[tuple[str, int], ...] = ()
+    folder: str = ""
 
 
 def newest_common(
@@ -88,8 +90,10 @@ def newest_common(
     ]
     if all(has_had_none) or (is_restart and any(has_had_none)):
         return None
+    differ = len({host.folder for host in hosts}) > 1
     found = [
         f"{host.host} has {f'step {saves[0].step}' if saves else 'none'}"
+        + (f" in {host.folder}" if differ else "")
         for host, saves in zip(hosts, on_disk, strict=True)
     ]
     raise UserError(

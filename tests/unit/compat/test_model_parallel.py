@@ -83,14 +83,6 @@ def test_a_sharded_module_is_still_of_the_users_class(mesh: DeviceMesh):
     assert (class_.__module__, class_.__qualname__) == (Own.__module__, Own.__qualname__)
 
 
-def test_weights_that_nothing_shards_are_named(mesh: DeviceMesh):
-    model = sharded(mesh)
-    assert model_parallel.unsharded_weights(model) == []
-    model.scale = nn.Parameter(torch.ones(1))
-    model.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
-    assert model_parallel.unsharded_weights(model) == ["scale"]
-
-
 class Tied(LightningModule):
     def __init__(self) -> None:
         super().__init__()
@@ -140,6 +132,15 @@ def test_weights_may_be_untied_or_frozen(mesh: DeviceMesh):
         fully_shard(untied.network[0], mesh=mesh)
     with model_parallel.checked_ties(frozen):
         fully_shard(frozen.network[0], mesh=mesh)
+
+
+def test_weights_that_are_made_after_others_were_made_again_are_no_tied_ones(mesh: DeviceMesh):
+    model = LightningModule()
+    with model_parallel.checked_ties(model):
+        first = nn.Linear(3, 3, bias=False)
+        first.weight = nn.Parameter(torch.ones(3, 3))
+        model.network = nn.Sequential(first, nn.Linear(3, 3, bias=False))
+        fully_shard(model.network, mesh=mesh)
 
 
 def test_no_whole_weight_is_kept_while_ties_are_watched(mesh: DeviceMesh):

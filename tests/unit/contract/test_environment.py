@@ -56,6 +56,15 @@ ALL_VARIABLES = {
 }
 
 
+def test_hosts_that_nobody_names_have_numbers(monkeypatch):
+    monkeypatch.setattr(environment_module.socket, "gethostname", lambda: "box")
+    nobodys = SageMakerEnvironment()
+    assert [nobodys.host_name(2, node) for node in (0, 1)] == ["node 0 (box)", "node 1 (box)"]
+    assert nobodys.host_name(1, 0) == "localhost"
+    named = SageMakerEnvironment(hosts=("algo-1", "algo-2"), current_host="algo-2")
+    assert named.host_name(2, 0) == "algo-2"
+
+
 def test_empty():
     assert SageMakerEnvironment.read({}) == SageMakerEnvironment()
     assert failure_file({}) is None

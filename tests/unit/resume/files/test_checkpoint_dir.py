@@ -289,7 +289,8 @@ def test_hosts_continue_from_the_newest_that_all_have_alike(folder: CheckpointDi
             "host has intact"
         )
         assert (
-            "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in error
+            f"(algo-1 has step 30 in {hosts[0].path}; algo-2 has step 20 in {hosts[1].path}; algo-3"
+            in error
             and "start anew" in error
         )
     for host in hosts:
@@ -297,7 +298,7 @@ def test_hosts_continue_from_the_newest_that_all_have_alike(folder: CheckpointDi
     assert everywhere(hosts) == [None] * 6
     hosts[1].save(state(10), 10, 1)
     assert all(
-        "algo-1 has none; algo-2 has step 10; algo-3 has none" in error
+        f"(algo-1 has none in {hosts[0].path}; algo-2 has step 10 in {hosts[1].path};" in error
         for error in everywhere(hosts)
     )
 

@@ -76,6 +76,11 @@ def test_the_newest_that_all_have(case: str):
             ],
             "(a has none; b has none; one is damaged on a; another on a; third on b)",
         ),
+        (
+            [host("a", TEN, folder="/of/a"), host("b", folder="/of/b")],
+            "(a has step 10 in /of/a; b has none in /of/b)",
+        ),
+        ([host("a", TEN, folder="/of"), host("b", folder="/of")], "(a has step 10; b has none)"),
     ],
 )
 def test_without_a_common_checkpoint_a_run_does_not_start_again(hosts: list, line: str):
