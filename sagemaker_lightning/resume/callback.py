@@ -47,6 +47,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
     finds_hosts_by_variables,
     leaving_signals,
 )
+from sagemaker_lightning.compat.model_parallel import reshard
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import checkpoint_home, rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
@@ -454,6 +455,7 @@ class ExactResume(EarlyCallback):
         if self.failed:
             self.failed.report(pl_module)
             self.failed = None
+        reshard(trainer)  # after a test, say
         self.run = Run(
             trainer,
             self.folder.unread(),
