@@ -74,7 +74,7 @@ def _run(supervisor: Supervisor) -> None:
     # The toolkit's log of the job's settings is left out: our summary says it better.
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)
     hyperparameters = json.loads(Path(environment.hyperparameters_file_dir).read_text())
-    # Of the two, the toolkit would tell the program the image's own (SM_MODULE_NAME).
+    # The toolkit would tell the program the image's own (SM_MODULE_NAME), if there are both.
     if program := user_program.program_of(hyperparameters)[0]:
         os.environ["SAGEMAKER_PROGRAM"] = program
     job = environment.Environment()

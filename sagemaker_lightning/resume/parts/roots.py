@@ -3,7 +3,7 @@
 import functools
 import types
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -188,15 +188,18 @@ def names_in_code(trainer: Trainer) -> Collection[str]:
     for function, names in mentioned.items():
         if function.__name__ != "__init__":
             found |= names
-            values = map(function.__globals__.get, names)
-            found |= {each.__name__ for each in values if _is_of_distributed(each)}
+            found |= _names_in_distributed(map(function.__globals__.get, names))
     return found
 
 
-def _is_of_distributed(value: Any) -> bool:
-    """Return whether a value is a function of torch.distributed."""
-    is_function = isinstance(value, types.FunctionType)
-    return is_function and (value.__module__ or "").startswith("torch.distributed")
+def _names_in_distributed(values: Iterable[Any]) -> set[str]:
+    """Return the names of those values that are functions of torch.distributed."""
+    functions = (each for each in values if isinstance(each, types.FunctionType))
+    return {
+        each.__name__
+        for each in functions
+        if (each.__module__ or "").startswith("torch.distributed")
+    }
 
 
 def functions_that_mention(trainer: Trainer, name: str) -> list[types.FunctionType]:
