@@ -1,7 +1,8 @@
 """State that a training keeps outside its process: files, and environment variables.
 
-No checkpoint has it. A file counts if the user's code reads it twice while training and finds it
-changed: then training depends on what training has written. A cache that is written once does not.
+No checkpoint has it. A file counts if the user's code reads it while training, and it was written
+before and is written again: then training depends on what training has written. A cache that is
+written once does not.
 Several files in a folder, each written once and read later, count as one that changes, unless a
 dataset keeps its samples there. A file to which training appends counts, too: it keeps the rows of
 steps that are done again.
@@ -58,6 +59,8 @@ class OutsideState:
         """Files that libraries have written, such as Lightning's checkpoints, and datasets."""
         self.contents: dict[str, tuple[int, int, int]] = {}
         """What tells the contents of files apart that were written while training."""
+        self.read_files: set[str] = set()
+        """Those of them that the user's code has read."""
         self.variables: dict[str, str] = {}
 
     def note_variables(self) -> None:
@@ -114,18 +117,26 @@ class OutsideState:
         status = Path(path).stat()
         if status.st_mtime_ns < began:
             return
-        content = status.st_mtime_ns, status.st_size, status.st_ino
+        content = _content(status)
         known = self.contents.get(path)
         if known is None and len(self.contents) >= MAX_FILES:
             return
         self.contents[path] = content
         if known is None and path not in self.of_libraries and _is_opened_by_user():
+            self.read_files.add(path)
             folder = os.path.dirname(path)  # noqa: PTH120  (the name as it was given)
             if self.first_files.setdefault(folder, path) != path and folder not in self.folders:
                 self.folders.add(folder)
                 self.changed_files.add(path)
         if known not in (None, content) and _is_called_by_user():
             self.changed_files.add(path)
+
+    def note_files_written_since(self) -> None:
+        """Note the files that the user's code has read and that were written again since."""
+        for path in self.read_files - self.changed_files:
+            with suppress(OSError):
+                if _content(Path(path).stat()) != self.contents[path]:
+                    self.changed_files.add(path)
 
     def _note_write(self, file: Any) -> None:
         """Note a file that a library, or a dataset for its samples, opens for writing.
@@ -152,6 +163,11 @@ class OutsideState:
         is_new = path not in self.appended_files and len(self.appended_files) < MAX_FILES
         if is_new and _is_called_by_user():
             self.appended_files.add(path)
+
+
+def _content(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells the contents of a file apart."""
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _replace_open(function: Callable[..., Any], expected: Callable[..., Any]) -> bool:

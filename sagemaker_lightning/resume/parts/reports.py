@@ -226,6 +226,7 @@ class Reports:
         """Print, once for each, which files hold state of the training, or rows of its steps."""
         for _, file in self.state.reached(io.TextIOWrapper, io.BufferedWriter, io.FileIO):
             self.outside.note_open_file(file)
+        self.outside.note_files_written_since()
         texts = {
             path: "is appended to while training: after an interruption, it may have the rows of "
             "some steps twice; write the step into each row, and count the last row of each"

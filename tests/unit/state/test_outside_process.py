@@ -39,6 +39,19 @@ class KeepsTensorInFile(Callback):
         torch.save(mean * 0.9 + 1, self.path)
 
 
+class RollsBack(Callback):
+    """Keeps weights in a file, and goes back to them once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.global_step == 2:
+            torch.load(self.path)
+        else:
+            torch.save(torch.zeros(trainer.global_step), self.path)
+
+
 class Appends(Callback):
     """Keeps a table of losses in a file."""
 
@@ -106,7 +119,7 @@ def no_variable(monkeypatch):
     monkeypatch.delenv("BATCHES")
 
 
-@pytest.mark.parametrize("kind", [CountsInFile, KeepsTensorInFile])
+@pytest.mark.parametrize("kind", [CountsInFile, KeepsTensorInFile, RollsBack])
 def test_a_file_that_training_writes_and_reads_is_named(tmp_path, capfd, kind):
     state = tmp_path / "state"
     trainer(tmp_path / "run", kind(state)).fit(Noted())
