@@ -199,7 +199,8 @@ class Encoder:
         self.replaced: set[int] = set()
         self.nodes = scan(roots, start.skip, start.nodes)
         self.by_others: dict[int, str] = {}
-        for name, value in start.saved_by_others().items():
+        saved_by_others = start.saved_by_others()
+        for name, value in saved_by_others.items():
             # A weight that was tied while training has two names: that of a start counts.
             if id(value) not in self.by_others or start.paths.get(id(value)) == name:
                 self.by_others[id(value)] = name
@@ -220,13 +221,16 @@ class Encoder:
         self.reordered: list[str] = []
         self.recorded: dict[int, Any] = {}
         self.parted: list[str] = []
-        self.replaced = self._replaced()
+        self.replaced = self._replaced(saved_by_others)
         self.kept: list[Any] = []  # keeps what was made here, whose ids are in use
 
-    def _replaced(self) -> set[int]:
+    def _replaced(self, saved_by_others: Mapping[str, Tensor]) -> set[int]:
         """Return the objects of the start in whose place others come, as they cannot be filled.
 
         One that has got another class is such an object, too, if both classes are the program's.
+
+        Args:
+            saved_by_others: The tensors that a checkpoint has besides, by name.
         """
         fixed = {key: node for key, node in self.nodes.items() if not node.kind.fills}
         replaced = {
@@ -249,6 +253,7 @@ class Encoder:
             key
             for key in self.start.of_modules.keys() & self.nodes.keys() - self.by_others.keys()
             if self.nodes[key].kind is TENSOR
+            and any(name in saved_by_others for name in self.start.of_modules[key])
         }
         replaced |= {
             key
@@ -259,6 +264,7 @@ class Encoder:
             and not is_library_class(before.class_)
             and not is_library_class(node.class_)
         }
+        replaced |= self._changed_beside()
         size = 0
         while len(replaced) > size:
             size = len(replaced)
@@ -268,6 +274,28 @@ class Encoder:
                 if key not in replaced and not replaced.isdisjoint(map(id, node.parts))
             }
         return replaced
+
+    def _changed_beside(self) -> set[int]:
+        """Return what the start is without, is held by others, too, and has changed.
+
+        A program makes the next epoch's data of it, such as a sampler that it keeps.
+        """
+        held = {key: node for key, node in self.start.left_out.items() if key in self.nodes}
+        changed = {key for key, before in held.items() if self._differs(before, self.nodes[key])}
+        size = -1
+        while changed and len(changed) > size:
+            size = len(changed)
+            changed |= {
+                key for key in held if not changed.isdisjoint(map(id, self.nodes[key].parts))
+            }
+        return changed
+
+    def _differs(self, before: Node, node: Node) -> bool:
+        """Return whether an object itself has changed; not whether what it refers to has."""
+        if isinstance(node.kind, ObjectKind):
+            return node.kind.difference(before, node, self.is_same) is not None
+        mark = (node.mark or self.start.mark(node)) if before.mark else b""
+        return mark != before.mark or not self.are_same(before, node)
 
     def _is_new(self, key: int) -> bool:
         return key in self.replaced or key not in self.start.nodes

@@ -101,6 +101,8 @@ class Start:
         self.optimizers: dict[str, Optimizer] = {}
         self.modules = imported_modules(len(sys.modules))
         """The names of the modules that the program has imported."""
+        self.left_out: Mapping[int, Node] = {}
+        """What `without` has left out."""
         self.is_over = False
         """Whether the program has done all that it does at its start, and trains."""
         self.content: Mapping[int, Any] = {}
@@ -219,6 +221,7 @@ class Start:
         rest.__dict__.pop("classes", None)
         rest.paths = {key: path for key, path in self.paths.items() if not path.startswith(root)}
         rest.nodes = {key: node for key, node in self.nodes.items() if key in rest.paths}
+        rest.left_out = {key: self.nodes[key] for key in self.nodes.keys() - rest.nodes.keys()}
         return rest
 
     def reset(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, TensorDataset
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
@@ -327,6 +327,46 @@ def prune_on(folder: Path, stop: str = "") -> list:
     options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
     trainer(folder, **options).fit(model := Prunes(stop))
     return model.events
+
+
+class Counted(Sampler):
+    """Draws another order in each pass; what it counts is its own."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(torch.randperm(8, generator=torch.Generator().manual_seed(self.passes)))
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Keeps(Noted):
+    """Makes its sampler with the first loader, and keeps it for those of the next epochs."""
+
+    sampler = None
+
+    def train_dataloader(self):
+        self.sampler = self.sampler or Counted()
+        return DataLoader(TensorDataset(torch.arange(16.0).view(8, 2)), 2, sampler=self.sampler)
+
+
+def keep_on(folder: Path, stop: str = "") -> list:
+    """Train on loaders of each epoch's own with one sampler."""
+    as_in_a_new_process()
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    trainer(folder, **options).fit(model := Keeps(stop))
+    return model.events
+
+
+def test_a_sampler_that_is_kept_for_the_next_epochs_loader_goes_on(tmp_path, capfd):
+    alone = keep_on(tmp_path / "alone")
+    for stop in ("end 0", "batch 1:1", "end 2"):
+        with interrupted():
+            keep_on(tmp_path / "run", stop)
+    assert keep_on(tmp_path / "run") == alone and "warning" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
