@@ -361,7 +361,7 @@ def keep_on(folder: Path, stop: str = "") -> list:
     return model.events
 
 
-def test_a_sampler_that_is_kept_for_the_next_epochs_loader_goes_on(tmp_path, capfd):
+def test_a_sampler_that_is_kept_for_the_next_epochs_loader_continues(tmp_path, capfd):
     alone = keep_on(tmp_path / "alone")
     for stop in ("end 0", "batch 1:1", "end 2"):
         with interrupted():
