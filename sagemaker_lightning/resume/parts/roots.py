@@ -147,6 +147,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
 
 _newest: tuple[tuple[Any, ...], list[Any], module_variables.Mentioned] | None = None
 """By what `_mentioned` knows what it was called with last, the owners, and what it has returned."""
+_names: tuple[module_variables.Mentioned | None, Collection[str]] = None, ()
+"""For what `names_in_code` has looked last, and the names that it has returned."""
 
 
 def _mentioned(trainer: Trainer, objects: dict[str, Any]) -> module_variables.Mentioned:
@@ -182,14 +184,16 @@ def names_in_code(trainer: Trainer) -> Collection[str]:
     Args:
         trainer: Lightning's trainer.
     """
+    global _names
     user_objects(trainer)  # as above
-    mentioned = _newest[2].names if _newest else {}
-    found: set[str] = set()
-    for function, names in mentioned.items():
-        if function.__name__ != "__init__":
-            found |= names
-            found |= _names_in_distributed(map(function.__globals__.get, names))
-    return found
+    if _newest and _names[0] is not _newest[2]:
+        found: set[str] = set()
+        for function, names in _newest[2].names.items():
+            if function.__name__ != "__init__":
+                found |= names
+                found |= _names_in_distributed(map(function.__globals__.get, names))
+        _names = _newest[2], found
+    return _names[1] if _newest else ()
 
 
 def _names_in_distributed(values: Iterable[Any]) -> set[str]:
