@@ -16,6 +16,7 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from scipy.sparse import csr_matrix
 from short_fits import Noted, alone_and_resumed, training, weights
 from torch import nn
+from torch.distributed import all_gather as gathered
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
@@ -39,7 +40,11 @@ from user_state import (
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.modes import Modes
-from sagemaker_lightning.resume.parts.roots import objects_of_module, user_objects
+from sagemaker_lightning.resume.parts.roots import (
+    names_in_code,
+    objects_of_module,
+    user_objects,
+)
 from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import (
@@ -767,3 +772,14 @@ def test_what_was_registered_and_what_shares_memory_stay_apart_and_together(tmp_
         np.shares_memory(*each)
         for each in zip([resumed.window] * 2 + [resumed.records], resumed.views[:3], strict=True)
     )
+
+
+class Gathering(Model):
+    """Calls a function of torch's by a name of this module's."""
+
+    def forward(self, values):
+        return gathered([torch.zeros(1)], values)
+
+
+def test_a_function_of_torch_distributed_is_known_by_its_own_name():
+    assert {"gathered", "all_gather"} <= set(names_in_code(trainer_of(Gathering())))
