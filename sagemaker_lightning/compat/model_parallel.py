@@ -75,7 +75,7 @@ class ResumableModelParallel(ModelParallelStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the optimizers' states; of whole tensors, each rank takes its own parts."""
-        pairs = zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
+        pairs = zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
         states = [_own_state(optimizer, state) for optimizer, state in pairs]
         Strategy.load_optimizer_state_dict(self, {"optimizer_states": states})
 

@@ -255,6 +255,8 @@ def problem(checkpoint: Path, mesh: Sequence[int], ranks: int, own_ranks: Sequen
         needed = own_ranks if is_same else range(entries["world_size"])
         checksums = [bytes.fromhex(each) for each in entries[SHARDS_KEY]["checksums"]]
         step, number = entries["step"], entries["number"]
+        if (step, number) != tuple(checkpoint_file.read_footer(checkpoint))[:2]:
+            raise ValueError  # names of files are made of them
         for rank in needed:
             path = path_of(checkpoint.parent, step, number, rank, entries["world_size"])
             if problem := _file_problem(path, step, number, checksums[rank]):

@@ -335,6 +335,13 @@ def test_forged_checksums_are_refused(tmp_path: Path, forged):
     assert problem(tmp_path).startswith("is forged: what it says of its shards")
 
 
+@pytest.mark.parametrize("forged", [{"number": 10**400}, {"step": STEP + 1}], ids=str)
+def test_forged_numbers_are_refused_before_names_are_made_of_them(tmp_path: Path, forged):
+    entries = rows(tmp_path) | forged
+    checkpoint_file.write(own_file(tmp_path), {ENTRIES_KEY: entries}, STEP, NUMBER)
+    assert problem(tmp_path).startswith("is forged: what it says of its shards")
+
+
 def test_a_shard_is_found_by_its_name_alone(tmp_path: Path):
     # No part of the path is a text of the checkpoint's.
     entries = rows(tmp_path)
