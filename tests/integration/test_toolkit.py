@@ -439,7 +439,7 @@ BROKEN = {
     "sys.exit": (
         {},
         {"code/train.py": "import sys; sys.exit('give me data')"},
-        "exit status 1: give me data",
+        "exit status 1: its last line: give me data",
     ),
 }
 

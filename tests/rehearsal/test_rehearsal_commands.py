@@ -140,7 +140,7 @@ def test_a_job_that_runs(endpoint):
     assert f"InProgress  {name}\n" in done(endpoint, "list", "--last=1")
     assert "its report is written at its end" in refused(endpoint, "report", name)
     assert "which is InProgress; expected a job that has ended" in refused(endpoint, "resume", name)
-    assert "is stopping; it has" in done(endpoint, "stop", name)
+    assert "is stopping; SageMaker gives it" in done(endpoint, "stop", name)
     assert endpoint.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     followed = run_command(endpoint, "logs", name, "--follow")
     assert followed.returncode == 1

@@ -1,7 +1,6 @@
 """What tells the data, and the model's modules, from others: it is compared, and not restored."""
 
 from collections.abc import Mapping
-from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -171,7 +170,7 @@ class Structure(Part):
         """Print, once for each, which have got a hook while training."""
         for name, own in _own_hooks(hooks).items():
             known = self.hooks.setdefault(name, own)
-            new = [each for each in own if not any(map(partial(_is_same_hook, each), known))]
+            new = [hook for hook in own if not any(_is_same_hook(hook, each) for each in known)]
             has_more = len(own) > len(known)
             if (new or has_more) and self.trainer.is_global_zero:
                 log.warning(
