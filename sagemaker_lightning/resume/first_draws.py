@@ -26,7 +26,7 @@ def seed_what_follows(seed: int) -> None:
 
 
 def note_seed() -> None:
-    """Note that what torch has as its seed now is one that a training has left, or a failed one."""
+    """Note that a training, which may have failed, has set what torch has as its seed now."""
     _our_seeds.add(torch.initial_seed())
 
 

@@ -378,7 +378,9 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 if name in object_.__globals__:
                     variables[f"{object_.__globals__.get('__name__')}.{name}"] = value
                 elif not _is_kept_by_class(value):
-                    digests[f"{label}.{name}"] += _digest_or_position(value) or _length(value)
+                    digests[f"{label}.{name}"] += _digest_or_position(value) or _digest_of_length(
+                        value
+                    )
             variables |= dict(object_graph.module_members(object_))
             if is_own(object_):  # a library's function may have got all that it wraps has
                 variables |= _variables_of(object_)
@@ -526,15 +528,16 @@ def _digest_or_position(value: Any) -> bytes:
 
 
 def _is_kept_by_class(value: Any) -> bool:
-    """Return whether these are results that are found again, as functools.singledispatch does."""
+    """Return whether a value keeps results by class, which are found again when they are gone."""
     is_weak = isinstance(value, weakref.WeakKeyDictionary)
     return is_weak and all(isinstance(key, type) for key in value)
 
 
-def _length(value: Any) -> bytes:
+def _digest_of_length(value: Any) -> bytes:
     """Return a digest of a container's length; empty for another value.
 
-    Such as the functions that functools.singledispatch chooses from cannot be compared.
+    It tells that a container has grown whose elements cannot be compared, such as the functions
+    that functools.singledispatch chooses from.
     """
     return digest(len(value)) if isinstance(value, (dict, list, set)) else b""
 

@@ -117,7 +117,7 @@ class OutsideState:
         status = Path(path).stat()
         if status.st_mtime_ns < began:
             return
-        content = _content(status)
+        content = _version(status)
         known = self.contents.get(path)
         if known is None and len(self.contents) >= MAX_FILES:
             return
@@ -135,7 +135,7 @@ class OutsideState:
         """Note the files that the user's code has read and that were written again since."""
         for path in self.read_files - self.changed_files:
             with suppress(OSError):
-                if _content(Path(path).stat()) != self.contents[path]:
+                if _version(Path(path).stat()) != self.contents[path]:
                     self.changed_files.add(path)
 
     def _note_write(self, file: Any) -> None:
@@ -165,8 +165,8 @@ class OutsideState:
             self.appended_files.add(path)
 
 
-def _content(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells the contents of a file apart."""
+def _version(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what differs once a file is written again: time, size and number."""
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 

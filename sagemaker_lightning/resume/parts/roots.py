@@ -148,7 +148,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
 _newest: tuple[tuple[Any, ...], list[Any], module_variables.Mentioned] | None = None
 """By what `_mentioned` knows what it was called with last, the owners, and what it has returned."""
 _names: tuple[module_variables.Mentioned | None, Collection[str]] = None, ()
-"""For what `names_in_code` has looked last, and the names that it has returned."""
+"""What `names_in_code` has searched last, and the names that it has found there."""
 
 
 def _mentioned(trainer: Trainer, objects: dict[str, Any]) -> module_variables.Mentioned:

@@ -276,7 +276,7 @@ class Encoder:
         return replaced
 
     def _changed_beside(self) -> set[int]:
-        """Return what the start is without, is held by others, too, and has changed.
+        """Return what `Start.without` has left out, and other objects hold, if it has changed.
 
         A program makes the next epoch's data of it, such as a sampler that it keeps.
         """
@@ -384,9 +384,9 @@ class Encoder:
         if kind is CODE or not (is_touched or not is_same) or (is_touched and not kind.fills):
             return None
         if kind is GENERATOR and not self.start.generators:
-            has_attributes = before.parts or node.parts
-            draft = Draft(path, node.note, *self._refer(node.parts), None)
-            return draft if has_attributes else None
+            if not (before.parts or node.parts):
+                return None
+            return Draft(path, node.note, *self._refer(node.parts), None)  # its attributes alone
         if kind is ARRAY and not _can_be_written(node.value):
             if any(id(base) in self.nodes for base in bases_of(node.value)):
                 return Draft(path, None, [], [], None)  # it is filled through that one

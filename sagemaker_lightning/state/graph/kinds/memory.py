@@ -295,7 +295,7 @@ class ArrayKind(Kind):
         if content is not None:
             values = array_of(content)
             if is_read_only := not value.flags.writeable:
-                value.setflags(write=True)  # it has its memory itself, or is not in a record
+                value.setflags(write=True)  # an array that has its own memory allows that
             value[...] = values
             if is_read_only:
                 value.setflags(write=False)
