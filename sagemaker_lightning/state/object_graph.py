@@ -29,6 +29,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.core.mixins import HyperparametersMixin
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
@@ -226,6 +227,7 @@ PLAIN_OBJECTS: dict[type, Callable[[], Any]] = {
     LightningModule: LightningModule,
     LightningDataModule: LightningDataModule,
     Callback: Callback,
+    ModelCheckpoint: ModelCheckpoint,  # each job has one
     Metric: _Measures,
     torch.utils.data.Dataset: torch.utils.data.Dataset,
     torch.utils.data.DataLoader: lambda: torch.utils.data.DataLoader([]),  # type: ignore[arg-type]  # a list has what it asks
@@ -598,7 +600,7 @@ def attributes(value: Any) -> dict[str, Any]:
     it has closed over. A library's iterator has none: its position, and what its workers do, are
     more than its attributes, but for that of a DataLoader without workers. A trainer has none: what
     a user has added to it is a root of its own. A library's callback has only the functions that it
-    was given, what replaces its methods, and what a user has added.
+    was given, what replaces its methods, and what a user has added; one of this package has none.
     """
     class_ = type(value)
     if class_ is Added:
@@ -611,6 +613,8 @@ def attributes(value: Any) -> dict[str, Any]:
     if _are_more_than_attributes(class_):
         return {}
     if is_librarys_callback(class_):
+        if is_ours(value):
+            return {}
         own = _set_by_libraries(class_, ())
         return {
             name: member

@@ -122,6 +122,8 @@ class Start:
             # What known objects have got while training is content, though these lead to it.
             known = {**self.nodes, **self.made, **self.content}
             self._add(scan(new_roots, self.skip, but=known), known)
+        elif new_roots and not self.nodes:
+            self._add(scan(new_roots, self.skip), self.made)
         elif new_roots:
             new_nodes = scan(new_roots, self.skip)
             # A known object may have got one of these since: where all is taken in at once, as
