@@ -350,11 +350,13 @@ def load_data_module_within(
 
 
 def load_module_and_callbacks_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+    trainer: Trainer,
+    of_module: Callable[[], AbstractContextManager[Any]],
+    of_callbacks: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Have Lightning load the next state of the model, and then of callbacks, within a context."""
-    call_within(trainer._checkpoint_connector, "restore_model", context)
-    call_within(trainer._checkpoint_connector, "restore_callbacks", context)
+    """Have Lightning load the next state of the model, and of callbacks, each within a context."""
+    call_within(trainer._checkpoint_connector, "restore_model", of_module)
+    call_within(trainer._checkpoint_connector, "restore_callbacks", of_callbacks)
 
 
 def load_loops_within(trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -163,6 +163,9 @@ def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:
 
 def _accumulator(trainer: Trainer, saved: Mapping[str, Any], device: torch.device) -> _ResultMetric:
     """Return the accumulator that LightningModule.log would have made for a value."""
+    for name in METADATA:
+        if not isinstance(saved[name], (str, int, type(None))):
+            raise TypeError(f"{name}: {type(saved[name]).__name__}")
     meta = _ResumedMetadata(
         **{name: saved[name] for name in METADATA}, reduce_fx=REDUCTIONS[saved["reduce"]]
     )

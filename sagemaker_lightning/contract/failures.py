@@ -149,13 +149,28 @@ def explain(kind: str, message: str) -> str:
         message: Its text.
     """
     text = _with_short_words(" ".join(f"{kind}: {message}".split()).rstrip(": "))
-    matches = (each for each in ADVICE if re.search(each[0], text, re.IGNORECASE))
-    pattern, advice = next(matches, (None, None))
+    pattern, advice = _known_cause(text)
     if pattern is HOST_MEMORY and (limit := address_limit()):
         advice = f"{limit}: raise that limit"
     if pattern is NO_SPACE and text.endswith("left on device") and shared_memory_is_full():
         advice = SHARED_MEMORY_IS_FULL  # such as of a semaphore, which has no path
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
+
+
+def is_of_the_machine(kind: str, message: str) -> bool:
+    """Return whether the machine, or another rank, is the known cause of an exception.
+
+    Args:
+        kind: Name of the exception's class.
+        message: Its text.
+    """
+    return _known_cause(f"{kind}: {message}")[0] is not None
+
+
+def _known_cause(text: str) -> tuple[str | None, str | None]:
+    """Return the pattern that an exception's text has, and what to do; None without one."""
+    matches = (each for each in ADVICE if re.search(each[0], text, re.IGNORECASE))
+    return next(matches, (None, None))
 
 
 def shared_memory_is_full() -> bool:

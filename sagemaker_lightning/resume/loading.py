@@ -1,6 +1,7 @@
 """The start of a run that resumes: which checkpoint it is, and what is said of it."""
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,16 @@ from sagemaker_lightning.state.readable import with_values
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
+
+CLASSES_OF_ENTRIES: dict[str, type | tuple[type, ...]] = {
+    "journal": bytes,
+    "resumes": (list, tuple),
+    "run": Mapping,
+    "parts": Mapping,
+    "ranks": (list, tuple),
+    "exact_values": Mapping,
+}
+"""What those entries are of that are no numbers."""
 
 
 def refuse_another_model(run: "Run") -> None:
@@ -121,6 +132,9 @@ def read(run: "Run", path: Path) -> Resumption:
     entries = content[checkpoint_file.ENTRIES_KEY]
     for name in ("step", "number", "seed", "world_size"):
         if type(entries[name]) is not int or entries[name] < 0:
+            raise TypeError(name)
+    for name, class_ in CLASSES_OF_ENTRIES.items():
+        if not isinstance(entries[name], class_):
             raise TypeError(name)
     if len(entries["ranks"]) != entries["world_size"]:
         raise ValueError("ranks")

@@ -1,7 +1,7 @@
 """One training: what it saves, what it resumes from, and when it stops."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from sagemaker_lightning.resume.files import (
     checkpoint_file,
     first_start,
     folder_lock,
+    shards,
     user_checkpoints,
 )
 from sagemaker_lightning.resume.files.checkpoint_dir import (
@@ -241,6 +242,22 @@ class Run:
                 with refusing(self, self.resumed.file_name, part.key):
                     part.restore(self.resumed.of(part), moment)
 
+    def _refusing(self, what: str) -> AbstractContextManager[None]:
+        """Return a context that refuses what the checkpoint has, if the run resumes from one."""
+        return refusing(self, self.resumed.file_name, what) if self.resumed else nullcontext()
+
+    def _loading(
+        self, what: str, within: Callable[[], AbstractContextManager[None]]
+    ) -> Callable[[], AbstractContextManager[None]]:
+        """Return a context in which Lightning loads: another one, which refuses what is wrong."""
+
+        @contextmanager
+        def loading() -> Iterator[None]:
+            with self._refusing(what), within():
+                yield
+
+        return loading
+
     # Loading a checkpoint -------------------------------------------------------------------------
 
     def load_newest(self, given_path: Any = None) -> bool:
@@ -303,19 +320,34 @@ class Run:
         self.restore(Moment.LOADING)
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         lightning_checkpoints.load_data_module_within(
-            self.trainer, self.part(DataEpoch).data_module_loads
+            self.trainer, self._loading("a data module", self.part(DataEpoch).data_module_loads)
         )
         lightning_checkpoints.load_module_and_callbacks_within(
-            self.trainer, self.part(UserObjects).noting_replaced_numbers
+            self.trainer,
+            self._loading("weights", self.part(UserObjects).noting_replaced_numbers),
+            self._loading("callbacks", self.part(UserObjects).noting_replaced_numbers),
         )
-        lightning_checkpoints.load_loops_within(self.trainer, self.part(Limits).loading_loops)
+        lightning_checkpoints.load_loops_within(
+            self.trainer, self._loading("loops", self.part(Limits).loading_loops)
+        )
         weights = self.part(Weights)
         if weights.is_loaded_before_optimizers:
             lightning_checkpoints.make_optimizers_within(self.trainer, weights.first_weights)
         self.check.continue_results(resumed.entries["resumes"])
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
-        """Remove from a checkpoint, before Lightning loads it, what nothing here would save."""
+        """Remove from a checkpoint, before Lightning loads it, what nothing here would save.
+
+        Raises:
+            UserError: Its weights are in files of their own.
+        """
+        entries = checkpoint.get(checkpoint_file.ENTRIES_KEY)
+        if isinstance(entries, dict) and shards.SHARDS_KEY in entries:
+            raise UserError(
+                f"fit(ckpt_path={printable(str(self.trainer.ckpt_path))}): found a checkpoint of a "
+                "sharded model, whose weights are in files beside it; expected one whole file: "
+                "ExactResume continues from its folder without ckpt_path"
+            )
         acceptance.accept(self.trainer, checkpoint)
 
     # Before the first batch -----------------------------------------------------------------------
@@ -332,7 +364,7 @@ class Run:
             acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
         same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
-        with self.part(UserObjects).grown.without_what_they_got():
+        with self.part(UserObjects).grown.without_what_they_got(), self._refusing("run"):
             self.same_run.compare_optimizers(same_limits)
         self.hooks_begin()
 
@@ -345,7 +377,8 @@ class Run:
     @contextmanager
     def _optimizers_prepared(self) -> Iterator[None]:
         self.restore(Moment.OPTIMIZERS)
-        yield
+        with self._refusing("optimizers"):
+            yield
 
     def hooks_begin(self) -> None:
         """Note the state that the hooks of others find."""

@@ -685,3 +685,31 @@ def test_a_log_continues_in_no_folder_with_a_name_that_moves_the_cursor(tmp_path
     logger = CSVLogger(tmp_path, name="logs")
     prepare_files([logger], [{"kind": "CSVLogger", "name": "logs", "version": "a\x1b[2J"}])
     assert logger.version == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("pytorch-lightning_version",), None),
+        (("state_dict", "line.weight"), {"a": 5}),
+        (("state_dict",), []),
+        (("optimizer_states",), "text"),
+        ((ENTRIES, "journal"), None),
+        ((ENTRIES, "resumes"), "text"),
+        ((ENTRIES, "run", "optimizers", "schedulers"), True),
+    ],
+)
+def test_what_lightning_loads_is_refused_if_it_has_another_form(interrupted_run, keys, value):
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        assert keys[-1] in content
+        content[keys[-1]] = value
+        if value is None:
+            del content[keys[-1]]
+
+    forge(run, change)
+    with pytest.raises(UserError, match="step-.*: found .*restore the checkpoint from a copy"):
+        Run(run).fit()

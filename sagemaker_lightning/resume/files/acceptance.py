@@ -16,6 +16,8 @@ from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.state.object_graph import is_library_class, namespace
 
+FORMS = (str, bytes), (dict,), (list, tuple), (bool, int, float)
+ALL_FORMS = tuple(class_ for classes in FORMS for class_ in classes)
 LOOPS = "fit_loop", "validate_loop", "test_loop", "predict_loop"
 
 
@@ -74,7 +76,8 @@ def saved_part(owner: Any, state: Any) -> Any:
         state: What its `state_dict` returned; another class's state is returned as it is.
 
     Raises:
-        TypeError: It is a list, which `dict.update` would take for names and values.
+        TypeError: It is a list, which `dict.update` would take for names and values, or has
+            a text, or the like, in place of a number, or the like.
     """
     load = getattr(type(owner), "load_state_dict", None)
     if load is not None and not is_library_class(load):
@@ -85,7 +88,7 @@ def saved_part(owner: Any, state: Any) -> Any:
         return state
     saved = namespace(owner) if load is None else owner.state_dict()
     if is_library_class(type(owner)):  # which keeps a fraction as one
-        state = {name: _fraction(saved.get(name), value) for name, value in state.items()}
+        state = {name: _of_the_same_form(saved.get(name), value) for name, value in state.items()}
     return {
         name: _saved_parts(namespace(owner).get(name), value)
         for name, value in state.items()
@@ -93,11 +96,19 @@ def saved_part(owner: Any, state: Any) -> Any:
     }
 
 
-def _fraction(present: Any, value: Any) -> Any:
+def _of_the_same_form(present: Any, value: Any) -> Any:
     """Return a value, a whole number as a fraction where there is one at present.
 
     Python calculates 3 to the power of 10**18 without an end, and 3.0 to that power at once.
+
+    Raises:
+        TypeError: One of both is a text, a dict, a list or a number, and the other one is another
+            one of these.
     """
+    for classes in FORMS:
+        if isinstance(present, classes) and isinstance(value, tuple({*ALL_FORMS} - {*classes})):
+            found, expected = (with_article(type(each).__name__) for each in (value, present))
+            raise TypeError(f"found {found}, expected {expected}")
     return float(value) if type(present) is float and type(value) is int else value
 
 

@@ -251,6 +251,8 @@ def problem(checkpoint: Path, mesh: Sequence[int], ranks: int, own_ranks: Sequen
     if SHARDS_KEY not in entries:
         return ""
     try:
+        if {type(entries[name]) for name in ("step", "number", "world_size")} != {int}:
+            raise TypeError
         is_same = (entries["mesh"], entries["world_size"]) == (list(mesh), ranks)
         needed = own_ranks if is_same else range(entries["world_size"])
         checksums = [bytes.fromhex(each) for each in entries[SHARDS_KEY]["checksums"]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
 
+from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.kinds.base import is_of_users_code
@@ -123,7 +124,8 @@ class Part:
 def refusing(run: "Run", file_name: str, what: str) -> Iterator[None]:
     """Raise UserError for whatever the block raises of what a checkpoint has.
 
-    What the user's code raises, such as a load_state_dict(), is theirs to see.
+    What the user's code raises, such as a load_state_dict(), is theirs to see. So is an error whose
+    cause is another one, such as a rank that has gone, or memory that is full.
 
     Args:
         run: The run.
@@ -135,7 +137,7 @@ def refusing(run: "Run", file_name: str, what: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if is_of_users_code(error):
+        if is_of_users_code(error) or failures.is_of_the_machine(type(error).__name__, str(error)):
             raise
         raise refusal(run, file_name, what, f"{type(error).__name__}: {error}") from error
 

@@ -56,3 +56,10 @@ def test_schedulers_of_a_scheduler_keep_their_optimizer(optimizer):
 def test_a_list_is_not_a_state(optimizer, state):
     with pytest.raises(TypeError, match="expected a dict"):
         saved_part(StepLR(optimizer, 3), state)
+
+
+@pytest.mark.parametrize("forged", [{"last_epoch": "1"}, {"step_size": [3]}, {"_last_lr": {}}])
+def test_a_librarys_state_keeps_its_form(optimizer, forged):
+    scheduler = StepLR(optimizer, 3)
+    with pytest.raises(TypeError, match="found a .*, expected a"):
+        saved_part(scheduler, scheduler.state_dict() | forged)
