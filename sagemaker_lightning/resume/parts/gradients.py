@@ -25,13 +25,16 @@ AFTER_BACKWARD = {
     "configure_gradient_clipping",
 }
 """The hooks that run when the gradients of the step before are gone."""
+OTHERS = "other: "
+"""How the name of a gradient begins that is of no parameter of the model; its path follows."""
 
 
 class Gradients(Part):
     """The gradients that are used after a step.
 
     Either Lightning does not remove them before the next step, or code reads them before it does:
-    they are there until the next training step has returned.
+    they are there until the next training step has returned. Those of the user's other tensors are
+    there until the user removes them.
     """
 
     key = "gradients"
@@ -44,8 +47,15 @@ class Gradients(Part):
         """Return the gradients by parameter; None if they are equal to those of rank 0."""
         trainer = self.trainer
         parameters = _with_lasting_gradients(trainer)
+        of_others = copy_to_cpu(
+            {
+                f"{OTHERS}{path}": tensor.grad
+                for path, tensor in self._others()
+                if tensor.grad is not None
+            }
+        )
         if not parameters:
-            return None if trainer.global_rank else {}
+            return of_others or (None if trainer.global_rank else {})
         gradients = {
             name: parameter.grad
             for name, parameter in parameters.items()
@@ -55,7 +65,7 @@ class Gradients(Part):
         # What is added to parts of sums has other bits than what is added to sums.
         if model.automatic_optimization and not lightning_loops.gradients_accumulate(trainer):
             gradients = {name: dtensors.reduced(each) for name, each in gradients.items()}
-        gradients_by_name = copy_to_cpu(gradients)
+        gradients_by_name = copy_to_cpu(gradients) | of_others
         digests = self.run.agreement.gather(digest(gradients_by_name))
         is_shared_out = any(isinstance(each, DTensor) for each in gradients_by_name.values())
         is_as_rank_0 = trainer.global_rank and digests[trainer.global_rank] == digests[0]
@@ -80,7 +90,8 @@ class Gradients(Part):
                 name: sum(each[name] for each in all_saved if name in each) / len(all_saved)
                 for rank_gradients in all_saved
                 for name in rank_gradients
-                if all(isinstance(each.get(name, torch.empty(0)), Tensor) for each in all_saved)
+                if not name.startswith(OTHERS)
+                and all(isinstance(each.get(name, torch.empty(0)), Tensor) for each in all_saved)
             }
         for name, parameter in named_parameters(trainer.lightning_module):
             gradient = gradients_by_name.get(name)
@@ -91,6 +102,19 @@ class Gradients(Part):
                 if gradient is None
                 else dtensors.placed_like(gradient, parameter).to(parameter.device)
             )
+        for path, tensor in self._others():
+            gradient = gradients_by_name.get(f"{OTHERS}{path}")
+            if gradient is None or gradient.shape == tensor.shape:
+                tensor.grad = None if gradient is None else gradient.to(tensor.device)
+
+    def _others(self) -> list[tuple[str, Tensor]]:
+        """Return path and tensor of all that may have a gradient besides the model's weights."""
+        weights = {id(each) for _, each in named_parameters(self.trainer.lightning_module)}
+        return [
+            (path, tensor)
+            for path, tensor in self.run.reached(Tensor)
+            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in weights
+        ]
 
     def present(self) -> None:
         """Return nothing: they are not compared, and all ranks would have to agree."""

@@ -43,6 +43,7 @@ from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import Unsaved, owner_with_own_state
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
 from sagemaker_lightning.state.graph.kinds.objects import BASES
+from sagemaker_lightning.state.graph.kinds.states import is_read
 from sagemaker_lightning.state.graph.nodes import (
     LIBRARYS,
     OBJECT,
@@ -77,6 +78,11 @@ IN_FILES = np.memmap, mmap.mmap, sqlite3.Connection
 FILE_EMPTIED = (
     "is a file that its opening empties, and training writes to it: a resumed run begins it again; "
     'open it with "a", or keep what it holds'
+)
+FILE_READ = (
+    "a file that training reads, and no checkpoint has the place: a resumed run reads it from the "
+    "place at its start; open it at the start, call readline() in place of taking lines in a loop, "
+    "or keep what it holds"
 )
 FUNCTION_MADE = (
     "has got a function or a class while training that the model has nowhere at its start, and no "
@@ -278,6 +284,8 @@ class Reports:
         if isinstance(refused, CACHE):
             return f"{RESULTS_KEPT} in an attribute, or {HINT}"
         is_file = isinstance(refused, io.IOBase) and not isinstance(refused, fingerprints.STREAMS)
+        if is_read(refused):
+            return f"{self._verb(unsaved)} {FILE_READ} in an attribute, or {HINT}"
         if is_file and not unsaved.is_part:
             return f"{FILE_EMPTIED} in an attribute, or {HINT}"
         what = f"{self._verb(unsaved)} {with_article(unsaved.kind)}"
@@ -553,6 +561,8 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     if isinstance(unsaved.refused, nn.Module):  # its weights are lost
         is_models = not unsaved.is_part and unsaved.path == "model"
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
+    if is_read(unsaved.refused):  # data are read anew from their start, or place by place
+        return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
     if unsaved.loses or unsaved.is_first:
         return True
     if _is_librarys_value(owner):

@@ -55,11 +55,13 @@ from sagemaker_lightning.state.graph.kinds.states import (
     GeneratorKind,
     IteratorKind,
     JoinedKind,
+    ReadFileKind,
     ReversedKind,
     SeedKind,
     StreamKind,
     first_round,
     is_over_sequence,
+    is_read,
     place_in_cycle,
     place_in_sequence,
 )
@@ -100,6 +102,7 @@ KINDS: dict[str, Kind] = {
         OPTIMIZER,
         BytesKind(),
         StreamKind(),
+        ReadFileKind(),
         FlagKind(),
         SeedKind(),
         CountKind(),
@@ -258,6 +261,8 @@ def _kind_of_librarys(value: Any) -> Kind:
         return KINDS["reversed"]
     if class_ in JOINED and all(map(has_position, KINDS["joined"].take(value)[1])):
         return KINDS["joined"]
+    if is_read(value):
+        return KINDS["file"]
     return OBJECT if holds_values_alone(value) else LIBRARYS
 
 

@@ -257,6 +257,58 @@ class StreamKind(Kind):
         value.__setstate__((*state, position, None))
 
 
+class ReadFileKind(Kind):
+    """A file that is open to be read alone: its content is the place where code reads on.
+
+    Of a text file whose lines a loop takes, Python does not tell the place: it is left to the loop.
+    """
+
+    name = "file"
+
+    def mark(self, value: Any) -> bytes:
+        """Return the place, or as much of it as is known."""
+        place = self.place(value)
+        return f"in {value.buffer.tell()}".encode() if place is None else place.encode()
+
+    def content(self, value: Any) -> Any:
+        """Return the place."""
+        if (place := self.place(value)) is None:
+            raise NotSaved(kind_text(value))
+        return place
+
+    @staticmethod
+    def place(value: Any) -> str | None:
+        """Return the place as text, as it may be a large number.
+
+        It is "" if the file is closed, and None within a loop that takes lines.
+        """
+        try:
+            return "" if value.closed else str(value.tell())
+        except OSError:
+            return None
+
+    def note_of_new(self, value: Any, note: Any) -> Any:
+        """Raise NotSaved: a checkpoint opens no file."""
+        raise NotSaved(kind_text(value))
+
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
+        """Go to the place, or close the file."""
+        if content == "":
+            value.close()
+        elif content is not None and self.place(value) is not None:
+            value.seek(int(content))
+
+
+def is_read(value: Any) -> bool:
+    """Return whether a value is a file that code reads, and does not write."""
+    if not isinstance(value, io.IOBase) or isinstance(value, fingerprints.STREAMS):
+        return False
+    if value.closed:
+        mode = str(getattr(value, "mode", ""))
+        return mode.startswith("r") and "+" not in mode
+    return value.seekable() and value.readable() and not value.writable()
+
+
 def _state_of(stream: Any) -> tuple[Any, ...]:
     """Return all of a stream, of one of text how it ends lines, and the position."""
     state: tuple[Any, ...] = stream.__getstate__()

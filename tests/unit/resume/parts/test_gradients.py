@@ -205,3 +205,33 @@ def test_a_module_that_switches_its_optimization_continues(tmp_path, stop):
     alone, resumed = alone_and_resumed(train, tmp_path, stop)
     assert weights(resumed) == weights(alone) and resumed.global_step == alone.global_step
     assert max(saved(tmp_path / "run")) == 12
+
+
+class OwnTensors(Noted):
+    """Sums up the gradients of a tensor, and of a module in a list, over three batches."""
+
+    def __init__(self, **moments: str) -> None:
+        super().__init__(**moments)
+        self.scale = torch.ones(1, requires_grad=True)
+        self.layers = [nn.Linear(1, 1)]
+        self.batches = 0
+
+    def training_step(self, batch, batch_idx):
+        self.batches += 1
+        own = [self.scale, *self.layers[0].parameters()]
+        if self.batches % 3 == 0:
+            with torch.no_grad():
+                for tensor in own:
+                    tensor -= 0.1 * tensor.grad
+                    tensor.grad = None
+        loss = super().training_step(batch, batch_idx)
+        return (self.layers[0](self.line(batch[0]) * self.scale) - 1).square().mean() + loss
+
+
+@pytest.mark.parametrize("stop", ["batch 0:1", "batch 0:3", "batch 1:2"])
+def test_gradients_that_add_up_in_tensors_of_the_users_come_back(tmp_path, stop):
+    train = training(OwnTensors, max_epochs=3)
+    alone, resumed = alone_and_resumed(train, tmp_path, stop)
+    assert weights(resumed) == weights(alone)
+    assert torch.equal(resumed.scale, alone.scale)
+    assert torch.equal(resumed.scale.grad, alone.scale.grad)

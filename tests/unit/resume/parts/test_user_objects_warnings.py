@@ -670,7 +670,7 @@ def test_sets_in_another_order_are_reported_once_by_their_attribute(capsys, path
 
 
 def test_a_file_that_its_opening_empties_is_reported_once_it_is_written(capsys, tmp_path):
-    """One that is read, that is appended to, or that is written by nobody, is not."""
+    """One that is appended to, or written by nobody, is not; one that is read in a loop, is."""
     (tmp_path / "read").write_text("1\n2\n")
     with ExitStack() as files:
         opened = {
@@ -691,3 +691,10 @@ def test_a_file_that_its_opening_empties_is_reported_once_it_is_written(capsys, 
         ]
         opened["w"].write("4\n")
         assert told(capsys, state) == []
+        next(opened["r"])
+        assert told(capsys, state) == [
+            "user_state.Model.read is a file that training reads, and no checkpoint has the place: "
+            "a resumed run reads it from the place at its start; open it at the start, call "
+            "readline() in place of taking lines in a loop, or keep what it holds in an attribute, "
+            f"or {HINT}"
+        ]
