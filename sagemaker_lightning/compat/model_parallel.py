@@ -187,7 +187,12 @@ def compare_sizes(strategy: ModelParallelStrategy, host: str) -> None:
 
 
 def _own_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state dict, shared out as its parameters are."""
+    """Return an optimizer's state dict, shared out as its parameters are.
+
+    If `configure_optimizers` returns None, Lightning has one without parameters or a state.
+    """
+    if not state:
+        return {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     keys = [key for group in state["param_groups"] for key in group["params"]]
     own = dict(state["state"])

@@ -42,7 +42,6 @@ EQUAL_ON_ALL_RANKS = {
     "state_dict",
     "loops",
     "optimizer_states",
-    SCHEDULERS,
     checkpoint_file.BEFORE_HOOKS,
     "hparams_name",
     "hyper_parameters",
@@ -52,7 +51,7 @@ EQUAL_ON_ALL_RANKS = {
     "datamodule_hparams_type",
 }
 """Keys of a Lightning checkpoint that are equal on all ranks, or rank 0's for all."""
-LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
+LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks", SCHEDULERS}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 OPTIMIZER_STATES = "optimizer_states"
 OF_MODEL = "state_dict", OPTIMIZER_STATES, SCHEDULERS, checkpoint_file.BEFORE_HOOKS

@@ -1,21 +1,46 @@
 """Settings that Python's and torch's libraries keep for the process, and what changes results."""
 
 import decimal
+import gc
+import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+
+
+def _folder() -> str:
+    """Return the current folder; "" if it was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109  (it may be gone)
+    except FileNotFoundError:
+        return ""
+
 
 CONTEXT = "prec", "rounding", "Emin", "Emax", "capitals", "clamp"
 """What a context of `decimal` computes with; it also has flags of what has occurred."""
 SETTINGS: dict[str, Callable[[], object]] = {
     "decimal.getcontext()": lambda: [getattr(decimal.getcontext(), name) for name in CONTEXT],
     "numpy.geterr()": np.geterr,
+    "numpy.get_printoptions()": lambda: repr(np.get_printoptions()),
+    "os.getcwd()": _folder,
+    "sys.getrecursionlimit()": sys.getrecursionlimit,
+    "gc.isenabled()": gc.isenabled,
+    # Libraries add others when they are first used.
+    "warnings.filters": lambda: [repr(each) for each in warnings.filters if each[0] == "error"],
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
     "torch.get_num_threads()": torch.get_num_threads,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+    "torch.get_default_device()": torch.get_default_device,
     "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
+    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
+    "torch.utils.deterministic.fill_uninitialized_memory": lambda: (
+        torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # it sets its module's class
+    ),
 }
 """By how they are asked for."""
 

@@ -847,7 +847,8 @@ def modules_in(function: types.FunctionType) -> dict[types.ModuleType, frozenset
     """
     names = names_in_code(function.__code__)
     by_text = not BY_TEXT.isdisjoint(names)
-    found = (function.__globals__.get(name) for name in sorted(names))
+    # One that the function imports itself is no variable of its own module.
+    found = (function.__globals__.get(name, sys.modules.get(name)) for name in sorted(names))
     return {
         module: names | names_of_variables(vars(module)) if by_text else names
         for module in found

@@ -61,14 +61,15 @@ class OutsideState:
         """What tells the contents of files apart that were written while training."""
         self.read_files: set[str] = set()
         """Those of them that the user's code has read."""
-        self.variables: dict[str, str] = {}
+        self.variables: dict[str, str | None] = {}
+        """Environment variables; None for one that the user's code has set since the first."""
 
     def note_variables(self) -> None:
         """Compare those environment variables with their present values that are not noted yet.
 
         Libraries set theirs when they are first used. They count once they change.
         """
-        self.variables = dict(os.environ) | self.variables
+        self.variables = {**os.environ, **self.variables}
 
     def changed_variables(self) -> list[str]:
         """Return the names of the variables that have other values than when they were noted."""
@@ -80,7 +81,10 @@ class OutsideState:
 
     @contextmanager
     def watching_files(self) -> Iterator[None]:
-        """Look, within this context, at the files that are opened for reading or appending."""
+        """Look, within this context, at the files that are opened for reading or appending.
+
+        And at the environment variables that the user's code sets.
+        """
         began = time.time_ns()
         process = os.getpid()
         opens = builtins.open
@@ -98,10 +102,22 @@ class OutsideState:
                         self._note_write(file)
             return opens(file, mode, *args, **options)
 
+        puts = os.putenv
+
+        @functools.wraps(puts)
+        def watched_putenv(key: Any, value: Any) -> None:
+            name = os.fsdecode(key)
+            if self.variables and name not in self.variables and _is_called_by_user():
+                self.variables[name] = None
+            puts(key, value)
+
         replaced = _replace_open(watched_open, opens)
+        os.putenv = watched_putenv  # which `os.environ` calls
         try:
             yield
         finally:
+            if os.putenv is watched_putenv:
+                os.putenv = puts
             if replaced:
                 _replace_open(opens, watched_open)
 

@@ -189,6 +189,7 @@ class Redrawn(UnplacedLoader):
         order = self.order.encode()
         data = self.data.encode()
         threads = strange.users_threads(self.loader)
+        pools = strange.pools(self.loader)
         weights = WeightReads()
         # What a DataLoader's own dataset draws, the line of its fetcher names.
         is_loader = isinstance(self.loader, DataLoader)
@@ -196,6 +197,8 @@ class Redrawn(UnplacedLoader):
             self.begin(0)
             batch = next(self.iterator, NO_BATCH)
         has_threads = bool(strange.users_threads(self.loader) - threads)
+        # A pool that the first draw has begun draws on, and may not find its data put back.
+        has_threads = has_threads or not strange.pools(self.loader) <= pools
         if has_threads or self.pools.found or strange.draws_in_pool(self.loader):
             self._leave(strange.IN_THREAD)
             self._put_back(batch)

@@ -55,8 +55,13 @@ def draws_in_pool(loader: Any) -> bool:
 
     A loader of torch's within it, or a sampler, draws in the thread that iterates over it.
     """
+    return _has_generator(loader) and bool(pools(loader))
+
+
+def pools(loader: Any) -> set[int]:
+    """Return the ids of the pools of threads that a loader holds."""
     held = object_graph.walk(_members_of(loader), TORCHS)
-    return _has_generator(loader) and any(isinstance(object_, POOL) for _, object_ in held)
+    return {id(object_) for _, object_ in held if isinstance(object_, POOL)}
 
 
 def _has_generator(loader: Any) -> bool:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import knows_its_end, plan
+from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, ResumableLoader
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import generators
@@ -32,7 +33,10 @@ class UnplacedLoader(ResumableLoader):
         self._seed("order", self.epoch, self.turn)
         seeded = self._generators_to_seed()
         generators.reseed(seeded, number_of("order", *self.seed, self.epoch, self.turn))
+        threads = strange.users_threads(self.loader)
         batches = iter(self.loader)
+        if strange.users_threads(self.loader) - threads:
+            self.seeds = False  # a thread draws already
         key = self._key()
         # Lightning asks a loader with a length for no batch after its last one.
         length = None if knows_its_end(self.loader) else sized_len(self.loader)
