@@ -235,10 +235,16 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
 def members_beside(loader: Any) -> dict[str, Any]:
     """Return what a user has given to a library's dataset, such as a transform, by name.
 
-    Another dataset is part of the state that a loader saves. It is {} for other loaders.
+    Of a dataset of a class that is derived from a library's, it is what that class has added, if
+    the library's code saves its state. Another dataset is part of the state that a loader saves. It
+    is {} for other loaders.
     """
     dataset = getattr(loader, "dataset", None)
-    return dict(users_members(dataset)) if is_library_class(type(dataset)) else {}
+    if is_library_class(type(dataset)):
+        return dict(users_members(dataset))
+    saves = getattr(type(dataset), "state_dict", None)
+    is_librarys = saves is not None and is_library_class(saves)
+    return {"dataset": added_to(dataset)} if is_librarys else {}
 
 
 def saves_between_epochs(loader: Any) -> bool:
