@@ -382,7 +382,8 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                         value
                     )
             variables |= dict(object_graph.module_members(object_))
-            if is_own(object_):  # a library's function may have got all that it wraps has
+            # A library's function may have got all that it wraps has.
+            if is_own(object_) and id(object_) not in saved_ids:
                 variables |= _variables_of(object_)
         elif isinstance(object_, type):
             variables |= _variables_of(object_)

@@ -13,6 +13,7 @@ import fcntl
 import functools
 import inspect
 import io
+import itertools
 import os
 import re
 import stat
@@ -61,6 +62,8 @@ class OutsideState:
         """What tells the contents of files apart that were written while training."""
         self.read_files: set[str] = set()
         """Those of them that the user's code has read."""
+        self.began = 0
+        """When the training began, in nanoseconds as `time.time_ns` has it."""
         self.variables: dict[str, str | None] = {}
         """Environment variables; None for one that the user's code has set since the first."""
 
@@ -85,7 +88,7 @@ class OutsideState:
 
         And at the environment variables that the user's code sets.
         """
-        began = time.time_ns()
+        self.began = time.time_ns()
         process = os.getpid()
         opens = builtins.open
 
@@ -95,7 +98,7 @@ class OutsideState:
             if isinstance(mode, str) and os.getpid() == process:
                 with suppress(OSError, TypeError, ValueError):
                     if READS(mode):
-                        self._note_read(file, began)
+                        self._note_read(file)
                     elif APPENDS(mode):
                         self._note_append(file)
                     else:
@@ -121,7 +124,7 @@ class OutsideState:
             if replaced:
                 _replace_open(opens, watched_open)
 
-    def _note_read(self, file: Any, began: int) -> None:
+    def _note_read(self, file: Any) -> None:
         """Note that a file is opened for reading.
 
         Raises:
@@ -131,7 +134,7 @@ class OutsideState:
         """
         path = os.fsdecode(os.fspath(file))
         status = Path(path).stat()
-        if status.st_mtime_ns < began:
+        if status.st_mtime_ns < self.began:
             return
         content = _version(status)
         known = self.contents.get(path)
@@ -162,6 +165,13 @@ class OutsideState:
         """
         if len(self.of_libraries) < MAX_FILES and not _is_opened_by_user():
             self.of_libraries.add(os.fsdecode(os.fspath(file)))
+
+    def is_written(self, folder: str) -> bool:
+        """Return whether a file was written in a folder since the training began."""
+        with suppress(OSError), os.scandir(folder) as files:
+            some = itertools.islice(files, MAX_FILES)
+            return any(file.stat().st_mtime_ns >= self.began for file in some)
+        return False
 
     def note_open_file(self, file: Any) -> None:
         """Note a file that an object has, if it was opened for appending before the training."""

@@ -4,6 +4,7 @@ import functools
 import io
 import mmap
 import sqlite3
+import tempfile
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -242,6 +243,12 @@ class Reports:
             "run finds it as the interrupted run left it, or not at all; keep what it holds in an "
             f"attribute of the model, or {HINT}"
             for path in self.outside.changed_files
+        } | {
+            path: "is a temporary folder in which training writes files, and no checkpoint has "
+            "them: a resumed run begins with an empty one; keep what they hold in an attribute of "
+            f"the model, or {HINT}, or take a folder that stays"
+            for path, folder in self.state.reached(tempfile.TemporaryDirectory)
+            if self.outside.is_written(folder.name)
         }
         for path, text in sorted(texts.items()):
             if path not in self.reported and self.trainer.is_global_zero:
