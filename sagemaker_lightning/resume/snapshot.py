@@ -54,7 +54,7 @@ EQUAL_ON_ALL_RANKS = {
 LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks", SCHEDULERS}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 OPTIMIZER_STATES = "optimizer_states"
-OF_MODEL = "state_dict", OPTIMIZER_STATES, SCHEDULERS, checkpoint_file.BEFORE_HOOKS
+OF_MODEL = "state_dict", OPTIMIZER_STATES, checkpoint_file.BEFORE_HOOKS
 """Those of them that each rank has of its own if the ranks do not train one model."""
 MOST_OF_RANKS = 1 << 30
 """Bytes, at most, that a checkpoint has of the models of all ranks, beyond rank 0's."""

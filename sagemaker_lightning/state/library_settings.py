@@ -1,9 +1,7 @@
 """Settings that Python's and torch's libraries keep for the process, and what changes results."""
 
 import decimal
-import gc
 import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -26,8 +24,6 @@ SETTINGS: dict[str, Callable[[], object]] = {
     "numpy.geterr()": np.geterr,
     "numpy.get_printoptions()": lambda: repr(np.get_printoptions()),
     "os.getcwd()": _folder,
-    "sys.getrecursionlimit()": sys.getrecursionlimit,
-    "gc.isenabled()": gc.isenabled,
     # Libraries add others when they are first used.
     "warnings.filters": lambda: [repr(each) for each in warnings.filters if each[0] == "error"],
     "torch.get_default_dtype()": torch.get_default_dtype,

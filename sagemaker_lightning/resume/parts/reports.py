@@ -76,6 +76,20 @@ UNSAVED_IN_FILE = f"{NO_CHECKPOINT} with what is in its file then{INSTEAD}"
 """What is said of a value whose numbers are in a file, or in a database."""
 IN_FILES = np.memmap, mmap.mmap, sqlite3.Connection
 """The classes of such values."""
+FILE_APPENDED = (
+    "is appended to while training: after an interruption, it may have the rows of some steps "
+    "twice; write the step into each row, and count the last row of each"
+)
+FILE_CHANGED = (
+    "is written and read again while training, and no checkpoint has it: a resumed run finds it as "
+    "the interrupted run left it, or not at all; keep what it holds in an attribute of the model, "
+    f"or {HINT}"
+)
+FOLDER_TEMPORARY = (
+    "is a temporary folder in which training writes files, and no checkpoint has them: a resumed "
+    "run begins with an empty one; take a folder that stays, or keep what they hold in an "
+    f"attribute of the model, or {HINT}"
+)
 FILE_EMPTIED = (
     "is a file that its opening empties, and training writes to it: a resumed run begins it again; "
     'open it with "a", or keep what it holds'
@@ -234,22 +248,14 @@ class Reports:
         for _, file in self.state.reached(io.TextIOWrapper, io.BufferedWriter, io.FileIO):
             self.outside.note_open_file(file)
         self.outside.note_files_written_since()
-        texts = {
-            path: "is appended to while training: after an interruption, it may have the rows of "
-            "some steps twice; write the step into each row, and count the last row of each"
-            for path in self.outside.appended_files
-        } | {
-            path: "is written and read again while training, and no checkpoint has it: a resumed "
-            "run finds it as the interrupted run left it, or not at all; keep what it holds in an "
-            f"attribute of the model, or {HINT}"
-            for path in self.outside.changed_files
-        } | {
-            path: "is a temporary folder in which training writes files, and no checkpoint has "
-            "them: a resumed run begins with an empty one; keep what they hold in an attribute of "
-            f"the model, or {HINT}, or take a folder that stays"
+        folders = [
+            path
             for path, folder in self.state.reached(tempfile.TemporaryDirectory)
             if self.outside.is_written(folder.name)
-        }
+        ]
+        texts = dict.fromkeys(self.outside.appended_files, FILE_APPENDED)
+        texts |= dict.fromkeys(self.outside.changed_files, FILE_CHANGED)
+        texts |= dict.fromkeys(folders, FOLDER_TEMPORARY)
         for path, text in sorted(texts.items()):
             if path not in self.reported and self.trainer.is_global_zero:
                 log.warning(f"{printable(path)} {text}")
@@ -592,4 +598,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     # The callback that has added one does not add it again.
     is_callback = (unsaved.path, unsaved.name) == ("trainer", "callbacks")
-    return not is_librarys or is_callback or unsaved.path.startswith("loggers.")
+    # An attribute that holds it is gone, too, if a step has set it first. Files are opened again.
+    is_gone = bool(before) and unsaved.name not in before
+    is_gone = is_gone and not isinstance(unsaved.refused, io.IOBase)
+    return not is_librarys or is_callback or is_gone or unsaved.path.startswith("loggers.")

@@ -320,6 +320,20 @@ def test_what_a_loader_saves_itself_is_not_saved_beside():
     assert set(order_of(stream, stateful=False)) == {"sampler", "batch_sampler", "loader"}
     assert data_of(OfLibrary(Ten()), stateful=True) == {}  # it saves its dataset's
     assert set(data_of(OfTorchdata(Ten()), stateful=True)) == {"dataset", "collate_fn"}
+
+    class Librarys(Dataset):
+        """A dataset of a library's that saves itself."""
+
+        def state_dict(self):
+            return {}
+
+    class Counting(Librarys):
+        reads = 0
+
+    Librarys.__module__ = Librarys.state_dict.__module__ = "litdata.streaming.dataset"
+    (dataset := Counting()).reads = 5
+    (added,) = data_of(OfLibrary(dataset), stateful=True).values()
+    assert object_graph.attributes(added) == {"reads": 5}
     assert data_of(range(3), stateful=False) == {}
     loader, _ = exact(noisy(), 7)
     assert set(data_of(loader, stateful=False)) == {"dataset", "collate_fn"}

@@ -88,7 +88,7 @@ def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
     for each in (rank_0, alike, of_rank_0):
         assert each["rank_overrides"] == {"entries": {}, "exact_values": {}}
     overrides = rank_1["rank_overrides"]
-    assert overrides["entries"].keys() >= {"callbacks", "own"}
+    assert overrides["entries"].keys() >= {"callbacks", "lr_schedulers", "own"}
     assert not overrides["entries"].keys() & EQUAL_ON_ALL_RANKS
     assert values.decode(overrides["exact_values"]["users"]) == {("own",): np.int64(1)}
 
@@ -142,7 +142,7 @@ def test_each_rank_has_its_own_weights_if_they_differ(
     taken = []
     in_training(tmp_path, do)
     alike, of_first, of_other = taken
-    of_model = {"state_dict", "optimizer_states", "lr_schedulers"}
+    of_model = {"state_dict", "optimizer_states"}
     assert not alike and not of_first
     assert of_other & of_model == (of_model if most else set())
     (line,) = [line for line in capfd.readouterr().out.splitlines() if "differ on rank" in line]

@@ -1,7 +1,9 @@
 """Settings of libraries that training changes are named."""
 
 import decimal
+import warnings
 
+import numpy as np
 import torch
 
 from sagemaker_lightning.state.library_settings import changed, present
@@ -20,3 +22,28 @@ def test_settings_that_change_are_named():
     finally:
         torch.set_float32_matmul_precision(before["torch.get_float32_matmul_precision()"])
     assert changed(before) == []
+
+
+def test_what_else_changes_results_is_named(tmp_path, monkeypatch):
+    before = present()
+    monkeypatch.chdir(tmp_path)
+    assert changed(before) == ["os.getcwd()"]
+    with monkeypatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert changed(before) == ["os.getcwd()"]
+        warnings.simplefilter("error")
+        patched.setattr(torch.backends.mkldnn, "enabled", False)
+        with np.printoptions(precision=3):
+            assert changed(before) == [
+                "numpy.get_printoptions()",
+                "os.getcwd()",
+                "warnings.filters",
+                "torch.backends.mkldnn.enabled",
+            ]
+
+
+def test_a_folder_that_is_gone_is_no_error(tmp_path, monkeypatch):
+    (folder := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert present()["os.getcwd()"] == ""

@@ -492,3 +492,19 @@ def test_what_pip_installs_into_a_folder_is_not_the_users_own(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
     expected = where == "target" and file.startswith("own")
     assert object_graph.is_own_module(name) is expected
+
+
+def test_a_module_that_a_function_imports_itself_is_found(tmp_path, monkeypatch):
+    (tmp_path / "imported_late.py").write_text("calls = 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def counts() -> None:
+        import imported_late
+
+        imported_late.calls += 1
+
+    assert object_graph.modules_in(counts) == {}
+    counts()
+    (found,) = object_graph.modules_in(counts).items()
+    assert found[0].__name__ == "imported_late" and "calls" in found[1]
+    del sys.modules["imported_late"]

@@ -3,6 +3,7 @@
 import builtins
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,43 @@ def test_an_environment_variable_that_changes_is_named(tmp_path, capfd):
     trainer(tmp_path, CountsInEnvironment()).fit(Noted())
     printed = capfd.readouterr().out
     assert printed.count("the environment variable BATCHES changes while training") == 1
+
+
+class Marks(Callback):
+    """Sets an environment variable once, in the third batch."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.global_step == 3:
+            os.environ["BATCHES"] = "late"
+
+
+def test_an_environment_variable_that_training_sets_later_is_named(tmp_path, capfd):
+    puts = os.putenv
+    trainer(tmp_path, Marks()).fit(Noted())
+    assert os.putenv is puts
+    assert capfd.readouterr().out.count("the environment variable BATCHES changes") == 1
+
+
+class KeepsInTemporaryFolder(Callback):
+    """Has a temporary folder, in which it has something from the start, and may write more."""
+
+    def __init__(self, writes: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        Path(self.folder.name, "prepared").write_text("1")
+        os.utime(Path(self.folder.name, "prepared"), (1, 1))
+        self.writes = writes
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if self.writes:
+            Path(self.folder.name, str(trainer.global_step)).write_text("1")
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_temporary_folder_in_which_training_writes_is_named(tmp_path, capfd, writes):
+    trainer(tmp_path, keeps := KeepsInTemporaryFolder(writes)).fit(Noted())
+    printed = capfd.readouterr().out
+    assert printed.count(".folder is a temporary folder in which training writes") == writes
+    keeps.folder.cleanup()
 
 
 def test_what_is_written_once_and_what_lightning_writes_is_not_named(tmp_path, capfd):

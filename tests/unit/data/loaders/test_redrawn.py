@@ -27,6 +27,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.loaders import strange, unplaced
 from sagemaker_lightning.data.loaders.strange import Strange
 from sagemaker_lightning.state.graph import values
 
@@ -471,3 +472,60 @@ def test_a_first_batch_that_is_drawn_twice_leaves_a_variable_as_one_draw_does(mo
     seen = train(lambda: DataLoader(Tallying(TALLY), batch_size=None), proves=True)
     assert [batch for _, _, batch in seen[:4]] == ["1", "2", "3", "4"]
     assert TALLY.count == len(seen)
+
+
+class AtOnce:
+    """A loader whose thread draws as soon as it is iterated over, by a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def __iter__(self):
+        batches = queue.Queue(1)
+        draws = Thread(
+            target=lambda: [batches.put(self.rng.random()) for _ in range(4)], daemon=True
+        )
+        draws.start()
+        return (batches.get() for _ in range(4))
+
+
+def test_a_generator_from_which_a_thread_draws_is_not_seeded_meanwhile(monkeypatch):
+    def drawn() -> list[float]:
+        combined, fetcher = begin(AtOnce)
+        combined.begin(fetcher, 0, 0, proves=True)
+        assert "draws in a thread of its own" in combined.why
+        return [batch for batch, _, _ in rest(fetcher)]
+
+    during = []
+    reseed = unplaced.generators.reseed
+
+    def watched(seeded, number):
+        loader = SimpleNamespace(loader=AtOnce())
+        during.append(bool(strange.users_threads(loader)))
+        reseed(seeded, number)
+
+    monkeypatch.setattr(unplaced.generators, "reseed", watched)
+    first = drawn()
+    assert during == [False] and drawn() == first
+
+
+class BeginsPool(IterableDataset):
+    """Makes what it draws with as it is first iterated over, as streaming's datasets do."""
+
+    def __iter__(self):
+        if not hasattr(self, "pool"):
+            self.pool = ThreadPoolExecutor(1)
+        yield from self.pool.map(self.sample, range(4))
+
+    def sample(self, number: int) -> int:
+        assert self.pool
+        return number
+
+
+def test_data_whose_pool_the_first_draw_begins_are_not_put_back():
+    dataset = BeginsPool()
+    combined, fetcher = begin(lambda: DataLoader(dataset, 1))
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert "draws in a thread of its own" in combined.why
+    assert [int(batch) for batch, _, _ in rest(fetcher)] == [0, 1, 2, 3]
+    dataset.pool.shutdown()
