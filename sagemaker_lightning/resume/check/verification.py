@@ -47,6 +47,7 @@ SEVERAL = "the numbers in", "the hooks of", "the class or the hooks of"
 """How the names of values begin that are several."""
 MAX_CHARACTERS = 1000  # of what was said of an earlier interruption
 MAX_NAMES = 20  # of what differs, in a line
+LOST_NAMES = 5  # of what no checkpoint has, in a line
 RESULTS = [
     {"step": int, "identical": identical, "steps": int, "said": str}
     for identical in (bool, type(None))
@@ -130,10 +131,15 @@ class ResumeCheck:
         self.being_copied: tuple[list[Batch], Tensor, torch.cuda.Event] | None = None
         self.last_rates: list[Any] = []  # the last learning rates, and their digest
         self.last_rate_digests: list[LeafDigest] = []
+        self.lost: Sequence[str] = ()
         self.saved_positions: deque[Position] = deque(maxlen=folder.keep + 1)
 
     def start(
-        self, entries: Mapping[str, Any], flags: Mapping[str, object], comparable: bool
+        self,
+        entries: Mapping[str, Any],
+        flags: Mapping[str, object],
+        comparable: bool,
+        lost: Sequence[str] = (),
     ) -> None:
         """Begin the journal and read what is to be compared; all ranks call it.
 
@@ -143,7 +149,9 @@ class ResumeCheck:
             flags: All settings by flag.
             comparable: Whether the run is expected to repeat the interrupted one. With another
                 number of ranks, nothing is compared.
+            lost: The names of what the checkpoint lacks, as lines have named it.
         """
+        self.lost = lost
         trainer = self.trainer
         run_id = entries["journal"] if entries else b""
         machine = explanation.describe_machine(trainer)
@@ -484,6 +492,9 @@ class ResumeCheck:
         else:
             identical = None
             text = "the state is as it was saved; no step after it is known that could be compared"
+        if self.lost and not first:
+            names = ", ".join(printable(str(name))[:100] for name in self.lost[:LOST_NAMES])
+            text += f"; no checkpoint has {names}" + ", ..." * (len(self.lost) > LOST_NAMES)
         return {"step": self.step, "identical": identical, "steps": steps, "said": text}
 
     def _record(self, batch: Batch, numbers: list[int]) -> None:

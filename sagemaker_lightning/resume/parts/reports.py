@@ -129,6 +129,8 @@ class Reports:
         """How often variables of packages were asked for since the start."""
         self.reported: set[Any] = set()
         """What a message was printed for."""
+        self.lost: list[str] = []
+        """The names that messages have of what no checkpoint has."""
         self.has_looked = False
         """Whether the objects of the start were asked for what nobody can tell of them."""
         self.waits = False
@@ -241,6 +243,7 @@ class Reports:
                     "starts with its first value; keep it"
                 )
                 log.warning(f"{text} in an attribute of the model, or {HINT}")
+                self.lost.append(name)
             self.reported.add(name)
 
     def _report_files(self) -> None:
@@ -259,6 +262,7 @@ class Reports:
         for path, text in sorted(texts.items()):
             if path not in self.reported and self.trainer.is_global_zero:
                 log.warning(f"{printable(path)} {text}")
+                self.lost += [] if text is FILE_APPENDED else [path]
             self.reported.add(path)
 
     def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
@@ -287,7 +291,9 @@ class Reports:
             if (owner_name, name_of_users) in self.reported:
                 continue
             self.reported.add((owner_name, name_of_users))
-            log.warning(f"{'.'.join(filter(None, (owner_name, name_of_users)))} {reason}")
+            named = ".".join(filter(None, (owner_name, name_of_users)))
+            log.warning(f"{named} {reason}")
+            self.lost.append(named)
 
     def _why_unsaved(self, unsaved: Unsaved) -> str:
         """Return what is said of a value that no checkpoint has."""
@@ -336,6 +342,7 @@ class Reports:
                 "a resumed run has the one that the program makes at its start; if training "
                 f"depends on it, {HINT}"
             )
+            self.lost.append(name)
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
@@ -446,6 +453,7 @@ class Reports:
                     "can hold its position: after an interruption this run is not exact; keep a "
                     "loader with state_dict(), or an index"
                 )
+                self.lost.append(path)
             self.reported |= {path} if is_half_done else set()
 
 

@@ -185,7 +185,14 @@ class UserObjects(Part):
             },
             "computed": self._computed_and_unchanged(),
             "made": sorted(self._made()),
+            "lost": list(dict.fromkeys([*self.lost_before, *self.reports.lost])),
         }
+
+    @property
+    def lost_before(self) -> list[str]:
+        """The names of what the resumed checkpoint lacks, as lines of earlier starts have them."""
+        lost = self.run.resumed.of(self).get("lost") if self.run.resumed else None
+        return lost if isinstance(lost, list) else []
 
     @contextmanager
     def noting_replaced_numbers(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What no checkpoint can bring back is said in the run that is not interrupted."""
 
+import hashlib
 from types import SimpleNamespace
 
 import pytest
@@ -67,3 +68,25 @@ def test_a_hook_that_may_see_other_buckets_is_named(monkeypatch, capsys, hook, s
     trainer = SimpleNamespace(is_global_zero=True, strategy=SimpleNamespace(model=None))
     Reports(trainer, None)._report_hooks_of_buckets()
     assert capsys.readouterr().out.startswith(says and f"warning: {says}")
+
+
+class Hashing(Noted):
+    """Keeps a running hash, which nobody can read."""
+
+    def __init__(self, **moments: str) -> None:
+        super().__init__(**moments)
+        self.hash = hashlib.sha256()
+
+    def training_step(self, batch, batch_idx):
+        self.hash.update(b"1")
+        return super().training_step(batch, batch_idx)
+
+
+def test_each_resume_says_what_no_checkpoint_has(tmp_path, capfd):
+    train = training(Hashing, max_epochs=3)
+    alone_and_resumed(train, tmp_path, "batch 1:2", "batch 2:1")
+    printed = capfd.readouterr().out
+    resumed = [line for line in printed.splitlines() if "bit for bit" in line]
+    assert len(resumed) >= 2
+    name = f"{__name__}.Hashing.hash"
+    assert all(line.endswith(f"bit for bit; no checkpoint has {name}") for line in resumed)
