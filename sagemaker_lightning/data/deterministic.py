@@ -235,9 +235,9 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
 def members_beside(loader: Any) -> dict[str, Any]:
     """Return what a user has given to a library's dataset, such as a transform, by name.
 
-    Of a dataset of a class that is derived from a library's, it is what that class has added, if
-    the library's code saves its state. Another dataset is part of the state that a loader saves. It
-    is {} for other loaders.
+    If a dataset's class is derived from a library's, whose code saves its state, it is what that
+    class has added. Another dataset is part of the state that a loader saves. It is {} for other
+    loaders.
     """
     dataset = getattr(loader, "dataset", None)
     if is_library_class(type(dataset)):

@@ -26,7 +26,7 @@ def test_one_module_names_sagemakers_variables():
 
 
 def test_only_launchers_write_the_environment():
-    writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
+    writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv\(|os\.environ\.setdefault"
     writers = {
         path.stem
         for path in modules("app", "sagemaker_lightning")

@@ -260,7 +260,7 @@ class StreamKind(Kind):
 class ReadFileKind(Kind):
     """A file that is open to be read alone: its content is the place where code reads on.
 
-    Of a text file whose lines a loop takes, Python does not tell the place: it is left to the loop.
+    Python does not tell the place in a text file whose lines a loop takes: it is left to the loop.
     """
 
     name = "file"
