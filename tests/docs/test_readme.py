@@ -34,6 +34,8 @@ NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 THOROUGH_PAGES = {
     page for page, _, text in COMMANDS if page.startswith("docs/") and NEEDS_DOCKER.search(text)
 } | {f"docs/{name}.md" for name in ("clients", "row-jobs", "sharded", "shards")}
+MINUTES = 25
+"""The limit of a block: on a slow machine, to build the image beside other tests took ten."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,7 @@ def image_variables() -> dict[str, str]:
     }
 
 
+@pytest.mark.timeout(MINUTES * 60 + 60)
 @pytest.mark.parametrize(
     ("page", "language", "text"),
     [
@@ -140,7 +143,7 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=1500,
+        timeout=MINUTES * 60,
     )
     assert completed.returncode == 0, completed.stdout[-3000:]
     if "make rehearsal" in text:
