@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.core.optimizer import _MockOptimizer
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities import GradClipAlgorithmType
@@ -193,3 +194,13 @@ def test_gradients_of_several_meshes_are_clipped_as_whole_ones(mesh, algorithm, 
         assert torch.allclose(gradient, weight.grad)
     assert parts[3].grad is None
     model_parallel.clip_grad_by_norm(Precision(), torch.optim.SGD(parts[3:]), 0.1)
+
+
+def test_an_optimizer_without_a_state_has_none_to_share_out():
+    """Lightning's stand-in, if `configure_optimizers` returns None, saves {}."""
+    strategy = ModelParallelStrategy()
+    model_parallel.make_resumable(strategy)
+    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.optimizers = [_MockOptimizer()]
+    strategy.load_optimizer_state_dict({"optimizer_states": [{}]})
+    assert strategy.optimizers[0].state_dict() == {}
