@@ -498,10 +498,10 @@ def test_a_generator_from_which_a_thread_draws_is_not_seeded_meanwhile(monkeypat
 
     during = []
     reseed = unplaced.generators.reseed
+    before = strange.users_threads(AtOnce())  # those that other tests have left
 
     def watched(seeded, number):
-        loader = SimpleNamespace(loader=AtOnce())
-        during.append(bool(strange.users_threads(loader)))
+        during.append(bool(strange.users_threads(AtOnce()) - before))
         reseed(seeded, number)
 
     monkeypatch.setattr(unplaced.generators, "reseed", watched)
