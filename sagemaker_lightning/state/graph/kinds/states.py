@@ -303,10 +303,13 @@ def is_read(value: Any) -> bool:
     """Return whether a value is a file that code reads, and does not write."""
     if not isinstance(value, io.IOBase) or isinstance(value, fingerprints.STREAMS):
         return False
-    if value.closed:
-        mode = str(getattr(value, "mode", ""))
-        return mode.startswith("r") and "+" not in mode
-    return value.seekable() and value.readable() and not value.writable()
+    try:
+        if value.closed:
+            mode = str(getattr(value, "mode", ""))
+            return mode.startswith("r") and "+" not in mode
+        return value.seekable() and value.readable() and not value.writable()
+    except (OSError, ValueError):  # such as a text file that has given its buffer away
+        return False
 
 
 def _state_of(stream: Any) -> tuple[Any, ...]:

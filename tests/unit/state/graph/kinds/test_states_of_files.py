@@ -4,6 +4,7 @@ import pytest
 from graph_records import Thing, train
 
 from sagemaker_lightning.state.graph.encoding import encode
+from sagemaker_lightning.state.graph.kinds.states import is_read
 from sagemaker_lightning.state.graph.start import Start
 
 LINES = "1é\n22\n333\n4444\n"
@@ -40,6 +41,12 @@ def test_the_place_of_a_file_whose_lines_a_loop_takes_is_not_saved(path):
         next(file)
         _, unsaved, *_ = encode({"model": thing}, start)
         assert [each.kind for each in unsaved] == ["_io.TextIOWrapper"]
+
+
+def test_a_file_that_has_given_its_buffer_away_is_not_asked(path):
+    file = path.open()
+    with file.detach():
+        assert not is_read(file)
 
 
 def test_a_loop_that_takes_lines_is_left_alone(path):
