@@ -157,8 +157,8 @@ def explain(kind: str, message: str) -> str:
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
 
 
-def is_of_the_machine(kind: str, message: str) -> bool:
-    """Return whether the machine, or another rank, is the known cause of an exception.
+def has_known_cause(kind: str, message: str) -> bool:
+    """Return whether it is known what leads to such an exception, as `explain` says it.
 
     Args:
         kind: Name of the exception's class.

@@ -17,7 +17,7 @@ from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.state.object_graph import is_library_class, namespace
 
 FORMS = (str, bytes), (dict,), (list, tuple), (bool, int, float)
-ALL_FORMS = tuple(class_ for classes in FORMS for class_ in classes)
+"""Classes of values of which one may take another one's place."""
 LOOPS = "fit_loop", "validate_loop", "test_loop", "predict_loop"
 
 
@@ -102,14 +102,18 @@ def _of_the_same_form(present: Any, value: Any) -> Any:
     Python calculates 3 to the power of 10**18 without an end, and 3.0 to that power at once.
 
     Raises:
-        TypeError: One of both is a text, a dict, a list or a number, and the other one is another
-            one of these.
+        TypeError: The value is of other FORMS than the present one.
     """
-    for classes in FORMS:
-        if isinstance(present, classes) and isinstance(value, tuple({*ALL_FORMS} - {*classes})):
-            found, expected = (with_article(type(each).__name__) for each in (value, present))
-            raise TypeError(f"found {found}, expected {expected}")
+    forms = [_form(each) for each in (value, present)]
+    if None not in forms and forms[0] != forms[1]:
+        found, expected = (with_article(type(each).__name__) for each in (value, present))
+        raise TypeError(f"found {found}, expected {expected}")
     return float(value) if type(present) is float and type(value) is int else value
+
+
+def _form(value: Any) -> tuple[type, ...] | None:
+    """Return which of FORMS a value is of; None if it is of none."""
+    return next((classes for classes in FORMS if isinstance(value, classes)), None)
 
 
 def _saved_parts(member: Any, value: Any) -> Any:

@@ -137,7 +137,7 @@ def refusing(run: "Run", file_name: str, what: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if is_of_users_code(error) or failures.is_of_the_machine(type(error).__name__, str(error)):
+        if is_of_users_code(error) or failures.has_known_cause(type(error).__name__, str(error)):
             raise
         raise refusal(run, file_name, what, f"{type(error).__name__}: {error}") from error
 
