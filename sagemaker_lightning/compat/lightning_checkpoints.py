@@ -349,14 +349,18 @@ def load_data_module_within(
     call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
-def load_module_and_callbacks_within(
-    trainer: Trainer,
-    of_module: Callable[[], AbstractContextManager[Any]],
-    of_callbacks: Callable[[], AbstractContextManager[Any]],
+def load_module_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Have Lightning load the next state of the model, and of callbacks, each within a context."""
-    call_within(trainer._checkpoint_connector, "restore_model", of_module)
-    call_within(trainer._checkpoint_connector, "restore_callbacks", of_callbacks)
+    """Have Lightning load the model's next state within a context."""
+    call_within(trainer._checkpoint_connector, "restore_model", context)
+
+
+def load_callbacks_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Have Lightning load the callbacks' next states within a context."""
+    call_within(trainer._checkpoint_connector, "restore_callbacks", context)
 
 
 def load_loops_within(trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -322,10 +322,10 @@ class Run:
         lightning_checkpoints.load_data_module_within(
             self.trainer, self._loading("a data module", self.part(DataEpoch).data_module_loads)
         )
-        lightning_checkpoints.load_module_and_callbacks_within(
-            self.trainer,
-            self._loading("weights", self.part(UserObjects).noting_replaced_numbers),
-            self._loading("callbacks", self.part(UserObjects).noting_replaced_numbers),
+        noting = self.part(UserObjects).noting_replaced_numbers
+        lightning_checkpoints.load_module_within(self.trainer, self._loading("weights", noting))
+        lightning_checkpoints.load_callbacks_within(
+            self.trainer, self._loading("callbacks", noting)
         )
         lightning_checkpoints.load_loops_within(
             self.trainer, self._loading("loops", self.part(Limits).loading_loops)

@@ -38,6 +38,7 @@ from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.files.entries import ResumeResult
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.same_run import run_settings
+from sagemaker_lightning.resume.same_run.differences import first_of
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.batch_digest import LeafDigest
 from sagemaker_lightning.state.object_graph import is_library_class
@@ -47,7 +48,6 @@ SEVERAL = "the numbers in", "the hooks of", "the class or the hooks of"
 """How the names of values begin that are several."""
 MAX_CHARACTERS = 1000  # of what was said of an earlier interruption
 MAX_NAMES = 20  # of what differs, in a line
-LOST_NAMES = 5  # of what no checkpoint has, in a line
 RESULTS = [
     {"step": int, "identical": identical, "steps": int, "said": str}
     for identical in (bool, type(None))
@@ -493,8 +493,7 @@ class ResumeCheck:
             identical = None
             text = "the state is as it was saved; no step after it is known that could be compared"
         if self.lost and not first:
-            names = ", ".join(printable(str(name))[:100] for name in self.lost[:LOST_NAMES])
-            text += f"; no checkpoint has {names}" + ", ..." * (len(self.lost) > LOST_NAMES)
+            text += f"; no checkpoint has {first_of([*map(str, self.lost)])}"
         return {"step": self.step, "identical": identical, "steps": steps, "said": text}
 
     def _record(self, batch: Batch, numbers: list[int]) -> None:
