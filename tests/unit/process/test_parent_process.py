@@ -170,10 +170,22 @@ def death_signal() -> int:
 
 @pytest.fixture
 def killed(monkeypatch) -> Iterator[list]:
-    """The processes that were killed, with their signals; the kernel's own one is restored."""
+    """The signals that this process sends itself; the kernel's own one is restored.
+
+    Other processes get theirs: whenever objects of another test are collected, loaders of theirs
+    end their workers.
+    """
     before = death_signal()
     processes = []
-    monkeypatch.setattr(os, "kill", lambda *process: processes.append(process))
+    send = os.kill
+
+    def kill(pid: int, number: int) -> None:
+        if pid == os.getpid():
+            processes.append((pid, number))
+        else:
+            send(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill)
     yield processes
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, before)
 
