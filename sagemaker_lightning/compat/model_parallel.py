@@ -11,12 +11,13 @@ distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of shard
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
@@ -24,15 +25,21 @@ from pytorch_lightning.strategies.strategy import Strategy
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sagemaker_lightning.compat import dtensors
+from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 
+NAMED = 3
+"""Number of weights that a line names."""
 SIZES = "data_parallel_size", "tensor_parallel_size"
+Placed = tuple[DeviceMesh, tuple[Placement, ...]]
 KEEP_GRADIENTS = "set_requires_gradient_sync", "set_requires_all_reduce"
 """The methods of FSDPModule that may have gradients be kept without an exchange."""
 
@@ -46,9 +53,56 @@ class ResumableModelParallel(ModelParallelStrategy):
     """A state dict, and whether it must have all; None once it is loaded."""
     replaced_weights: Mapping[nn.Parameter, str] = {}
     """The weights in whose places configure_model() has put others, with their names."""
+    placed: Mapping[str, Placed] = {}
+    """Where the parts of each weight are that `fully_shard` or tensor parallelism has, by name."""
+    has_warned_of_writes = False
 
-    lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the weights, each rank its parts, with what was written while they were whole."""
+        self.reshard()
+        return Strategy.lightning_module_state_dict(self)
+
+    def note_places(self) -> None:
+        """Note how each weight is shared out, while none is gathered."""
+        assert self.lightning_module is not None
+        self.placed = {
+            name: (weight.device_mesh, weight.placements)
+            for name, weight in named_parameters(self.lightning_module)
+            if isinstance(weight, DTensor)
+        }
+
+    def reshard(self) -> None:
+        """Have the model's modules hold their shards, and no whole weights, until they are used.
+
+        After a validation, a module at the root has the whole ones in their place, and so has a
+        frozen one after its forward. torch drops what the program writes into those, such as an
+        average of other weights (`FSDPParam.to_sharded`). Here it is kept: no checkpoint is to
+        change the training. A line says so, as not all that reshards comes through here.
+        """
+        assert self.lightning_module is not None
+        model, placed = self.lightning_module, self.placed
+        own = {
+            name: own_part(weight, *placed[name]).clone()
+            for name, weight in named_parameters(model)
+            if name in placed and getattr(weight, "device_mesh", None) is not placed[name][0]
+        }
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        written = [
+            name
+            for name, weight in named_parameters(model)
+            if name in own and _take(weight, own[name])
+        ]
+        if written and not self.has_warned_of_writes:
+            self.has_warned_of_writes = True
+            log.warning(
+                f"{', '.join(written[:NAMED])}: something was written into the whole of it, which "
+                "fully_shard() had gathered for a forward: checkpoints keep it, and other calls of "
+                "state_dict() drop it; call reshard() of the module first"
+            )
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
@@ -84,6 +138,7 @@ class ResumableModelParallel(ModelParallelStrategy):
         assert self.lightning_module is not None
         super().model_to_device()
         settle_sharded_classes(self.lightning_module)
+        self.note_places()
         if self.weights_to_load is not None:
             weights, strict = self.weights_to_load
             self.weights_to_load = None
@@ -322,14 +377,42 @@ def checked_ties(model: LightningModule) -> Iterator[Mapping[nn.Parameter, str]]
 
 
 def reshard(trainer: Trainer) -> None:
-    """Have the model's modules hold their shards, and no whole parameters, until they are used.
+    """Have a sharded model's modules hold their shards, and no whole weights."""
+    if isinstance(strategy := trainer.strategy, ResumableModelParallel):
+        strategy.reshard()
 
-    After a validation, a module at the root has the whole ones in their place.
+
+def own_part(weight: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+    """Return this rank's part of a weight that `fully_shard` has gathered.
+
+    Args:
+        weight: What it has gathered: the whole weight, or a DTensor of tensor parallelism.
+        mesh: The mesh of the weight's parts; the dimensions that were gathered come first.
+        placements: How the weight is shared out over it.
     """
-    if mesh_of(trainer) is not None:
-        for module in trainer.lightning_module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+    gathered = mesh.ndim - (weight.device_mesh.ndim if isinstance(weight, DTensor) else 0)
+    part = dtensors.local_part(weight).detach()
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None  # this rank has a part
+    for dimension, placement in enumerate(placements[:gathered]):
+        if isinstance(placement, Shard | _StridedShard):
+            parts = part.chunk(mesh.size(dimension), placement.dim)
+            rank = coordinate[dimension]
+            part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+    return part
+
+
+@torch.no_grad()
+def _take(weight: nn.Parameter, part: Tensor) -> bool:
+    """Write a part into that of a weight; return whether that had other values.
+
+    Whole weights may be of another precision.
+    """
+    present = dtensors.local_part(weight)
+    if torch.allclose(present.to(part.dtype), part, rtol=0, atol=0, equal_nan=True):
+        return False
+    present.copy_(part)
+    return True
 
 
 def mesh_of(trainer: Trainer) -> DeviceMesh | None:

@@ -30,7 +30,7 @@ class DifferenceKind(StrEnum):
 UNKNOWN_CAUSES = {
     DifferenceKind.BATCH: (
         "something in the data that no seed decides: time, another library's generator, "
-        "files that changed"
+        "files that changed, or a sampler that training changes within an epoch"
     ),
     DifferenceKind.RATE: "what sets the learning rate, which is another value",
     DifferenceKind.LOSS: "state that no checkpoint holds, or a kernel that is not deterministic",

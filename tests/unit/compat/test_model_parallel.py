@@ -1,6 +1,7 @@
 """Lightning's strategy for sharded models, as one that resumes."""
 
 import gc
+import math
 import weakref
 from collections.abc import Iterator
 
@@ -13,8 +14,9 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sagemaker_lightning.compat import model_parallel
 from sagemaker_lightning.contract.errors import UserError
@@ -167,6 +169,54 @@ def test_whole_weights_are_loaded_into_parts(mesh: DeviceMesh):
     for name, value in model.state_dict().items():
         assert isinstance(value, DTensor)
         assert value.full_tensor().equal(other.state_dict()[name])
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_what_is_written_while_weights_are_gathered_is_kept(mesh: DeviceMesh, caplog, precision):
+    model = Model().requires_grad_(False)
+    policy = MixedPrecisionPolicy(param_dtype=precision)
+    fully_shard(model.network, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    strategy = ModelParallelStrategy(1, 1)
+    model_parallel.make_resumable(strategy)
+    strategy._lightning_module = model
+    strategy.note_places()
+    before = {name: value.full_tensor().clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        model.network(torch.ones(1, 3))
+        after = strategy.lightning_module_state_dict()
+        assert all(after[name].full_tensor().equal(value) for name, value in before.items())
+        assert not caplog.messages
+    for number in range(2):
+        model.network(torch.ones(1, 3))
+        model.network[1].weight.fill_(number)
+        after = strategy.lightning_module_state_dict()
+        assert after["network.1.weight"].full_tensor().tolist() == [[number] * 2]
+        assert after["network.0.weight"].full_tensor().equal(before["network.0.weight"])
+    (line,) = caplog.messages
+    assert line.startswith("network.1.weight: something was written into the whole of it")
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(
+    ("sizes", "placements"),
+    [
+        ((4,), [Shard(0)]),
+        ((4,), [Shard(1)]),
+        ((2, 2), [Replicate(), Shard(0)]),
+    ],
+)
+def test_a_ranks_own_part_of_a_gathered_weight(rank, sizes, placements):
+    """It is the one that DTensors have, with uneven and empty ones."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", sizes)
+        for shape in ((5, 6), (2, 3), (1, 1)):
+            whole = torch.arange(math.prod(shape)).reshape(shape)
+            spec = mesh, placements
+            part = distribute_tensor(whole, *spec, src_data_rank=None).to_local()
+            assert model_parallel.own_part(whole, *spec).equal(part)
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("algorithm", "value"), [("norm", 0.5), ("norm", 50.0), ("value", 0.3)])
