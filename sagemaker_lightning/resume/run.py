@@ -402,7 +402,7 @@ class Run:
                 comparable=not self.options.other_settings
                 and (self.resumed is None or self.resumed.same_ranks)
                 and self._was_interrupted(),
-                lost=self.part(UserObjects).lost_before,
+                lost=self.part(UserObjects).lost_on_ranks,
             )
         self.signals.begin()
 

@@ -104,7 +104,10 @@ class Snapshot:
         overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
         of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), shards.RANKS_KEY)
-        run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
+        reports = run.part(UserObjects).reports
+        reports.report_packages(of_rank[GivenParts.key])
+        of_ranks = gather((of_rank | {"rank_overrides": overrides}, reports.take_lines()))
+        reports.say_of_ranks(lines for _, lines in of_ranks)
         assert run.seeding.seed is not None  # the ranks have agreed on one
         entries: Entries = {
             "step": run.step,
@@ -117,7 +120,7 @@ class Snapshot:
             "resumes": run.check.results,
             "exact_values": exact_values,
             "parts": shared.take(of_first | self._saved(Place.RUN, point, state), shards.PARTS_KEY),
-            "ranks": gather(of_rank | {"rank_overrides": overrides}),
+            "ranks": [state for state, _ in of_ranks],
         }
         if isinstance(batches := self.trainer.num_training_batches, int):  # not an endless stream's
             entries["epoch_batches"] = batches

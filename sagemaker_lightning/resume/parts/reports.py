@@ -3,6 +3,7 @@
 import functools
 import io
 import mmap
+import re
 import sqlite3
 import tempfile
 import types
@@ -59,6 +60,7 @@ from sagemaker_lightning.state.object_graph import is_library_class, owner_of
 from sagemaker_lightning.state.outside_process import OutsideState, hears_a_process
 from sagemaker_lightning.state.package_variables import PackageVariables
 
+NUMBER = re.compile(r"\d+")
 CALLED = *object_graph.CODE, functools.partial
 MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
@@ -131,10 +133,49 @@ class Reports:
         """What a message was printed for."""
         self.lost: list[str] = []
         """The names that messages have of what no checkpoint has."""
+        self.lines: list[str] = []
+        """What this rank has to say; rank 0 has printed its own."""
+        self.lines_taken = 0
+        """How many of them a checkpoint has taken along for rank 0 to print."""
         self.has_looked = False
         """Whether the objects of the start were asked for what nobody can tell of them."""
         self.waits = False
         """Whether variables are compared at the next checkpoint, and not now."""
+
+    def _say(self, text: str, lost: str = "") -> None:
+        """Print a warning; that of another rank than 0 is printed with the next checkpoint.
+
+        Args:
+            text: The warning.
+            lost: The name that it has of what no checkpoint has.
+        """
+        self.lost += [lost] if lost else []
+        self.lines.append(text)
+        if self.trainer.is_global_zero:
+            log.warning(text)
+
+    def take_lines(self) -> list[str]:
+        """Return what this rank has to say since this was called before."""
+        lines = self.lines[self.lines_taken :]
+        self.lines_taken = len(self.lines)
+        return lines
+
+    def say_of_ranks(self, lines_of_ranks: Iterable[list[str]]) -> None:
+        """Print, on rank 0, what other ranks have to say and it has not said itself.
+
+        Lines that differ in numbers alone, such as in a file's name, are one.
+
+        Args:
+            lines_of_ranks: What `take_lines` has returned on each rank, by rank.
+        """
+        if not self.trainer.is_global_zero:
+            return
+        for rank, lines in enumerate(lines_of_ranks):
+            for line in lines:
+                if NUMBER.sub("", line) not in {NUMBER.sub("", said) for said in self.lines}:
+                    self.lines.append(line)
+                    log.warning(f"rank {rank}: {line}")
+        self.lines_taken = len(self.lines)
 
     def mark_start(self) -> None:
         """Take the present variables as those at the start."""
@@ -235,15 +276,14 @@ class Reports:
     def _report_changed(self, names: Iterable[str]) -> None:
         """Print, once for each, that a variable has changed."""
         for name in names:
-            if name not in self.reported and self.trainer.is_global_zero:
+            if name not in self.reported:
                 text = (
                     f"{name} {RESULTS_KEPT}"
                     if name.endswith(module_variables.IS_CACHE)
                     else f"{name} changes while training, and no checkpoint has it: a resumed run "
                     "starts with its first value; keep it"
                 )
-                log.warning(f"{text} in an attribute of the model, or {HINT}")
-                self.lost.append(name)
+                self._say(f"{text} in an attribute of the model, or {HINT}", name)
             self.reported.add(name)
 
     def _report_files(self) -> None:
@@ -260,9 +300,8 @@ class Reports:
         texts |= dict.fromkeys(self.outside.changed_files, FILE_CHANGED)
         texts |= dict.fromkeys(folders, FOLDER_TEMPORARY)
         for path, text in sorted(texts.items()):
-            if path not in self.reported and self.trainer.is_global_zero:
-                log.warning(f"{printable(path)} {text}")
-                self.lost += [] if text is FILE_APPENDED else [path]
+            if path not in self.reported:
+                self._say(f"{printable(path)} {text}", "" if text is FILE_APPENDED else path)
             self.reported.add(path)
 
     def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
@@ -285,15 +324,14 @@ class Reports:
                 continue
             self.reported.add((path, name))
             node = start.by_path.get(path)
-            if node is None or not self.trainer.is_global_zero:
+            if node is None:
                 continue
             owner_name, name_of_users = users_name(node, name)
             if (owner_name, name_of_users) in self.reported:
                 continue
             self.reported.add((owner_name, name_of_users))
             named = ".".join(filter(None, (owner_name, name_of_users)))
-            log.warning(f"{named} {reason}")
-            self.lost.append(named)
+            self._say(f"{named} {reason}", named)
 
     def _why_unsaved(self, unsaved: Unsaved) -> str:
         """Return what is said of a value that no checkpoint has."""
@@ -322,7 +360,7 @@ class Reports:
 
         They are those that a user's object has at the start of training.
         """
-        if self.has_looked or not self.trainer.is_global_zero:
+        if self.has_looked:
             return
         self.has_looked = True
         for node in self.state.begin().nodes.values():
@@ -337,12 +375,12 @@ class Reports:
                 continue
             step = parent.kind.step(parent.note, parent.parts, node.index)
             name = ".".join(filter(None, users_name(parent, step.lstrip("."))))
-            log.warning(
+            self._say(
                 f"{name} is {with_article(kind_text(node.value))}, which {what}: "
                 "a resumed run has the one that the program makes at its start; if training "
-                f"depends on it, {HINT}"
+                f"depends on it, {HINT}",
+                name,
             )
-            self.lost.append(name)
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
@@ -359,13 +397,12 @@ class Reports:
             ):
                 self.reported |= {place, (*place, "module")}
                 verb = "holds" if each.is_part else "is"
-                if self.trainer.is_global_zero:
-                    log.warning(
-                        f"{each.path}.{each.name} {verb} {with_article(each.kind)} that was "
-                        "made while training, and a resumed run cannot make it to load its "
-                        "weights: after an interruption this run cannot continue; make it in "
-                        "__init__() or configure_model()"
-                    )
+                self._say(
+                    f"{each.path}.{each.name} {verb} {with_article(each.kind)} that was "
+                    "made while training, and a resumed run cannot make it to load its "
+                    "weights: after an interruption this run cannot continue; make it in "
+                    "__init__() or configure_model()"
+                )
 
     def report_weights(self, changed: Iterable[str]) -> None:
         """Print, once for each, which weights have taken the place of what was computed.
@@ -387,13 +424,12 @@ class Reports:
                 and weight not in self.reported
             ):
                 self.reported.add(weight)
-                if self.trainer.is_global_zero:
-                    log.warning(
-                        f"{weight} was computed at the start, and has become a weight while "
-                        "training, which a resumed run does not make of it to load it: after "
-                        "an interruption this run cannot continue; do this after training, "
-                        "or in __init__() or configure_model()"
-                    )
+                self._say(
+                    f"{weight} was computed at the start, and has become a weight while "
+                    "training, which a resumed run does not make of it to load it: after "
+                    "an interruption this run cannot continue; do this after training, "
+                    "or in __init__() or configure_model()"
+                )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:
         """Return whether a hook makes an object for each epoch, such as a metric or an iterator.
@@ -415,19 +451,17 @@ class Reports:
         """Print, once for each, what has another order, or other memory, after an interruption."""
         reordered = {path.partition("[")[0] for path in self.state.reordered}
         for path in sorted(reordered - self.reported):
-            if self.trainer.is_global_zero:
-                which = "this set" if path in self.state.reordered else "a set in it"
-                log.warning(
-                    f"{path}: after an interruption the elements of {which} may come in another "
-                    "order: if training depends on it, sort them first, or keep a list or a dict"
-                )
+            which = "this set" if path in self.state.reordered else "a set in it"
+            self._say(
+                f"{path}: after an interruption the elements of {which} may come in another "
+                "order: if training depends on it, sort them first, or keep a list or a dict"
+            )
         for path in sorted(self.state.parted - self.reported):
-            if self.trainer.is_global_zero:
-                log.warning(
-                    f"{path} has got the memory of weights, or of other tensors, while training: "
-                    "after an interruption each has memory of its own, with the same values; if "
-                    "training changes the one through the other, have them share it from the start"
-                )
+            self._say(
+                f"{path} has got the memory of weights, or of other tensors, while training: "
+                "after an interruption each has memory of its own, with the same values; if "
+                "training changes the one through the other, have them share it from the start"
+            )
         self.reported |= reordered | self.state.parted
 
     def warn_of_iterators(self) -> None:
@@ -442,18 +476,13 @@ class Reports:
                 continue
             if path.startswith(VALIDATION) and object_graph.is_of_pipeline(type(value)):
                 continue
-            if (
-                is_half_done
-                and not has_state(value)
-                and path not in self.reported
-                and self.trainer.is_global_zero
-            ):
-                log.warning(
+            if is_half_done and not has_state(value) and path not in self.reported:
+                self._say(
                     f"{path} is {with_article(type(value).__name__)}, and no checkpoint "
                     "can hold its position: after an interruption this run is not exact; keep a "
-                    "loader with state_dict(), or an index"
+                    "loader with state_dict(), or an index",
+                    path,
                 )
-                self.lost.append(path)
             self.reported |= {path} if is_half_done else set()
 
 

@@ -191,8 +191,15 @@ class UserObjects(Part):
     @property
     def lost_before(self) -> list[str]:
         """The names of what the resumed checkpoint lacks, as lines of earlier starts have them."""
-        lost = self.run.resumed.of(self).get("lost") if self.run.resumed else None
-        return lost if isinstance(lost, list) else []
+        return _lost(self.run.resumed.of(self)) if self.run.resumed else []
+
+    @property
+    def lost_on_ranks(self) -> list[str]:
+        """The same, with what it lacks of other ranks."""
+        own = self.lost_before
+        of_ranks = self.run.resumed.of_all_ranks(self.key) if self.run.resumed else []
+        found = {name: rank for rank, saved in enumerate(of_ranks) for name in _lost(saved)}
+        return own + [f"{name} of rank {rank}" for name, rank in found.items() if name not in own]
 
     @contextmanager
     def noting_replaced_numbers(self) -> Iterator[None]:
@@ -388,6 +395,12 @@ class UserObjects(Part):
             for path, value in self.graph.reached(object)
             if not isinstance(value, (LightningModule, LightningDataModule, Callback))
         }
+
+
+def _lost(saved: Any) -> list[str]:
+    """Return which names a rank's part of a checkpoint has of what it lacks."""
+    lost = saved.get("lost")
+    return [*map(str, lost)] if isinstance(lost, list) else []
 
 
 def _is_absent(attributes: Mapping[str, Any], name: str) -> bool:
