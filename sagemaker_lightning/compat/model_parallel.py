@@ -11,11 +11,12 @@ distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of shard
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -42,6 +43,19 @@ SIZES = "data_parallel_size", "tensor_parallel_size"
 Placed = tuple[DeviceMesh, tuple[Placement, ...]]
 KEEP_GRADIENTS = "set_requires_gradient_sync", "set_requires_all_reduce"
 """The methods of FSDPModule that may have gradients be kept without an exchange."""
+
+
+SWITCHES = (
+    "set_gradient_divide_factor",
+    "set_reduce_scatter_divide_factor",
+    "set_force_sum_reduction_for_comms",
+    "set_custom_all_gather",
+    "set_custom_reduce_scatter",
+    "set_all_reduce_hook",
+)
+"""The methods of FSDPModule that change what the ranks' gradients add up to."""
+_switched: MutableMapping[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+"""What these methods of a module were called with last."""
 
 
 class ResumableModelParallel(ModelParallelStrategy):
@@ -293,7 +307,8 @@ def settle_sharded_classes(model: LightningModule) -> None:
 
     It replaces the class of each module by one of torch's, which would hide whose class it is.
     Modules of these classes refuse to keep gradients that are not exchanged, which are neither
-    those of the weights' parts nor anywhere where a checkpoint could find them.
+    those of the weights' parts nor anywhere where a checkpoint could find them. They note what was
+    set of how gradients add up.
     """
     for module in model.modules():
         class_ = type(module)
@@ -304,6 +319,9 @@ def settle_sharded_classes(model: LightningModule) -> None:
             class_.__name__ = base.__name__
             for name in KEEP_GRADIENTS:
                 setattr(class_, name, _refusing_false(name))
+            for name in SWITCHES:
+                if hasattr(FSDPModule, name):  # newer than the oldest torch, some of them
+                    setattr(class_, name, _noting(name))
 
 
 def _refusing_false(name: str) -> Callable[..., None]:
@@ -320,6 +338,26 @@ def _refusing_false(name: str) -> Callable[..., None]:
         method(module, value, **options)
 
     return refusing
+
+
+def _noting(name: str) -> Callable[..., None]:
+    """Return a method of FSDPModule whose newest arguments `switches` returns."""
+    method = getattr(FSDPModule, name)
+
+    def noting(module: nn.Module, *values: Any, **options: Any) -> None:
+        method(module, *values, **options)
+        _switched.setdefault(module, {})[name] = (values, options)
+
+    return noting
+
+
+def switches(model: LightningModule) -> dict[str, Any]:
+    """Return what was set of how the ranks add up gradients, by the name of its method."""
+    return {
+        f"{name}.{method}()": values
+        for name, module in model.named_modules()
+        for method, values in _switched.get(module, {}).items()
+    }
 
 
 @contextmanager

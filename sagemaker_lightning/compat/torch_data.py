@@ -206,6 +206,23 @@ def is_of_nodes(loader: Any) -> bool:
     return any(base.__module__ == "torchdata.nodes.loader" for base in type(loader).__mro__)
 
 
+@contextmanager
+def not_restarting(loader: Any) -> Iterator[None]:
+    """Have a loader of nodes that gets the state of an end come to that end; others are as ever.
+
+    It would begin its next iteration in the place of the one that it has the state of.
+    """
+    if not is_of_nodes(loader):
+        yield
+        return
+    restarts = loader.restart_on_stop_iteration
+    loader.restart_on_stop_iteration = False
+    try:
+        yield
+    finally:
+        loader.restart_on_stop_iteration = restarts
+
+
 def lead_nodes(loader: Any, state: dict[str, Any], is_same: Callable[[Any, Any], bool]) -> None:
     """Have a loader of nodes begin its next iteration as the one that had a state would.
 

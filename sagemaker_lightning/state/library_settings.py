@@ -3,7 +3,7 @@
 import decimal
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -44,8 +44,3 @@ SETTINGS: dict[str, Callable[[], object]] = {
 def present() -> dict[str, object]:
     """Return the settings, by how they are asked for."""
     return {name: ask() for name, ask in SETTINGS.items()}
-
-
-def changed(before: Mapping[str, object]) -> list[str]:
-    """Return which settings are not what `present` has returned before."""
-    return [name for name, value in present().items() if before.get(name, value) != value]

@@ -106,6 +106,8 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
+OPEN = "torchvision", "torch.utils"
+"""How the modules begin of those classes of libraries whose objects are entered as a user's."""
 PIPELINES = {"datasets", "torchdata", "litdata"}
 """Those of them whose objects draw data by functions and objects that a user gives them."""
 MAX_OF_PIPELINE = 1_000
@@ -506,7 +508,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     elif not _are_library_iterators(class_) and (
         not is_library_class(class_)
         or isinstance(value, ENTERED_CLASSES)
-        or class_.__module__.startswith(("torchvision", "torch.utils"))
+        or class_.__module__.startswith(OPEN)
     ):
         yield from attributes(value).items()
         if isinstance(value, nn.Module):
@@ -528,7 +530,8 @@ def users_members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of what is the user's in a library's object.
 
     That is a generator, such as the engine of a sequence of points, which a user has made for a
-    model; and in the parts of a pipeline of data, functions and objects of the user's.
+    model; and in the parts of a pipeline of data, functions and objects of the user's, and torch's
+    samplers and datasets, which may hold such.
     """
     for name, member in namespace(value).items():
         if isinstance(member, GENERATORS):
@@ -544,7 +547,8 @@ def users_members(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(member))
             code = member if isinstance(member, FUNCTIONS) else type(member)
-            if not isinstance(member, type) and is_own_module(code.__module__ or ""):
+            module = code.__module__ or ""
+            if not isinstance(member, type) and (is_own_module(module) or module.startswith(OPEN)):
                 yield f"{path}{name}", member
             else:
                 waiting.append((f"{path}{name}.", member))

@@ -5,6 +5,7 @@ New loaders play the part of a new process; Lightning's fetcher may be one batch
 
 import io
 import itertools
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -407,6 +408,29 @@ class OfLitdatas(DataLoader):
 def of_nodes() -> nodes.Loader:
     """Return torchdata's loader of nodes, which saves its state and is no DataLoader."""
     samples = nodes.SamplerWrapper(RandomSampler(range(8)))
+    return nodes.Loader(nodes.Mapper(nodes.Batcher(samples, 2), torch.tensor))
+
+
+class Shuffled(list):
+    """Numbers in an order that a generator of their own decides."""
+
+    def __init__(self) -> None:
+        super().__init__(range(8))
+        self.rng = random.Random(3)
+
+    def __iter__(self):
+        return iter(self.rng.sample(range(8), 8))
+
+
+def of_nodes_with_a_generator() -> nodes.Loader:
+    """Return torchdata's loader of a sampler of torch's that has a generator."""
+    sampler = RandomSampler(range(8), generator=torch.Generator().manual_seed(4))
+    return nodes.Loader(nodes.Mapper(nodes.Batcher(nodes.SamplerWrapper(sampler), 2), torch.tensor))
+
+
+def of_nodes_with_an_own_sampler() -> nodes.Loader:
+    """Return torchdata's loader of a user's sampler, which saves no state."""
+    samples = nodes.SamplerWrapper(Shuffled())
     return nodes.Loader(nodes.Mapper(nodes.Batcher(samples, 2), torch.tensor))
 
 

@@ -24,7 +24,7 @@ from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
-from sagemaker_lightning.data.loaders.resumable import NO_BATCH, Shared, digest_of
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, Shared, are_equal, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.pool_draws import PoolDraws
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -279,7 +279,7 @@ class Redrawn(UnplacedLoader):
         if state is None:
             return
         if self.of_nodes:
-            lead_nodes(self.loader, values.decode(state), _are_equal)
+            lead_nodes(self.loader, values.decode(state), are_equal)
             return
         present = self._encoded_source()
         # Data workers draw from copies of it, of which some take no state of the whole.
@@ -329,10 +329,6 @@ class Redrawn(UnplacedLoader):
         finally:
             shared.give_back()
         return digests[0] == digests[1]
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    return values.digest(values.encode(first)) == values.digest(values.encode(second))
 
 
 def _are_same(first: list[Any], second: list[Any]) -> bool:

@@ -14,6 +14,7 @@ from sagemaker_lightning.compat.torch_data import has_iterator
 from sagemaker_lightning.data.deterministic import data_of, keeps_workers, order_of, plan
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.state import batch_digest, generators, object_graph
+from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.nodes import GENERATOR
 from sagemaker_lightning.state.graph.state import GraphState
 from sagemaker_lightning.state.graph.text import Record
@@ -25,6 +26,11 @@ NO_BATCH = "no batch"
 def digest_of(batch: Any) -> int:
     """Return a number that tells a batch from another one."""
     return batch_digest.combine(map(int, batch_digest.leaf_digests(batch)))
+
+
+def are_equal(first: Any, second: Any) -> bool:
+    """Return whether two states of a loader, or of one of its nodes, are the same."""
+    return values.digest(values.encode(first)) == values.digest(values.encode(second))
 
 
 def name_of(loader: Any) -> str:

@@ -7,6 +7,9 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from sagemaker_lightning.compat.torch_data import (
     copied,
     end_workers,
+    is_of_nodes,
+    lead_nodes,
+    not_restarting,
     state_after_end,
     without_mark_of_end,
 )
@@ -16,7 +19,7 @@ from sagemaker_lightning.data.deterministic import (
     leaves_its_rest,
     plan,
 )
-from sagemaker_lightning.data.loaders.resumable import NO_BATCH, Shared, digest_of
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, Shared, are_equal, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import values
@@ -112,6 +115,10 @@ class Stateful(UnplacedLoader):
             self.loader.load_state_dict(own)
         if saved["within"]:
             self._continue(done, over)
+        elif is_of_nodes(self.loader):
+            # Given the state of an end, it would begin two iterations where there was one.
+            lead_nodes(self.loader, own, are_equal)
+            self.begin(0)
         elif leaves_its_rest(self.loader):
             self._begin_after_rest()
         else:
@@ -120,7 +127,8 @@ class Stateful(UnplacedLoader):
     def _continue(self, done: int, over: bool) -> None:
         """Continue the iteration that the loader's state is of, after `done` batches."""
         self.begun -= 1
-        self._begin_loaded(done, ended=not done and over)
+        with not_restarting(self.loader):
+            self._begin_loaded(done, ended=not done and over)
         if done and over and leaves_its_rest(self.loader):
             # Nobody asks for its end; it would begin the next iteration with this state.
             next(self.iterator, NO_BATCH)

@@ -17,6 +17,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 from torchmetrics import MetricTracker
 
+from sagemaker_lightning.compat.model_parallel import switches
 from sagemaker_lightning.compat.torch_modules import (
     ELEMENTWISE_HOOKS,
     communication_hooks,
@@ -124,7 +125,7 @@ class Reports:
         self.code_at_start: dict[str, replaced_code.Place] = {}
         """Where code of the user's finds code, by name, with what was there at the start."""
         self.settings_at_start: dict[str, object] = {}
-        """Settings of libraries, by name."""
+        """Settings of libraries, and of how ranks add up gradients, by name."""
         self.packages = PackageVariables()
         self.outside = OutsideState()
         self.package_searches = 0
@@ -182,7 +183,7 @@ class Reports:
         self.package_searches = 0
         self.variables_at_start = self._variables(self.packages.values())
         self.code_at_start = dict(places_of_code(self.trainer))
-        self.settings_at_start = library_settings.present()
+        self.settings_at_start = self._settings()
         self.packages.note(anew=True)
 
     def first_batch_ended(self) -> None:
@@ -206,6 +207,14 @@ class Reports:
                     "to treat each number by itself, this run is not exact after an interruption; "
                     "with find_unused_parameters=True the buckets stay"
                 )
+
+    def _settings(self) -> dict[str, object]:
+        hooks = communication_hooks(self.trainer.strategy.model)
+        return {
+            **library_settings.present(),
+            **switches(self.trainer.lightning_module),
+            **({"register_comm_hook() of DDP": len(hooks)} if hooks else {}),
+        }
 
     def _note_new(self, variables: dict[str, bytes]) -> None:
         """Have variables that were not there before compared from now on.
@@ -256,7 +265,10 @@ class Reports:
         self._note_new(variables)
         self._report_changed(replaced_code.replaced(self.code_at_start))
         self.code_at_start = {**places_of_code(self.trainer), **self.code_at_start}
-        self._report_changed(library_settings.changed(self.settings_at_start))
+        at_start = self.settings_at_start
+        self._report_changed(
+            name for name, value in self._settings().items() if at_start.get(name) != value
+        )
         self._report_changed(
             f"the environment variable {name}" for name in self.outside.changed_variables()
         )
