@@ -167,3 +167,13 @@ def call_within(owner: Any, name: str, context: Callable[[], AbstractContextMana
             getattr(owner, name)(*arguments)
 
     setattr(owner, name, method)
+
+
+def averager_variables(strategy: Strategy) -> dict[str, Any]:
+    """Return the variables of what averages the ranks' weights from time to time; {} for none.
+
+    It counts the steps of which it leaves some out. On an upgrade: see `_enable_model_averaging` in
+    strategies/ddp.py.
+    """
+    averager = getattr(strategy, "_model_averager", None)
+    return {} if averager is None else vars(averager)

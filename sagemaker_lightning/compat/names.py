@@ -214,6 +214,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     "lightning_trainer": {
         "pytorch_lightning.strategies": {
             "DDPStrategy._ddp_kwargs": "attribute",
+            "DDPStrategy._model_averager": "attribute",
             "DDPStrategy._start_method": "attribute",
         },
         "pytorch_lightning": {

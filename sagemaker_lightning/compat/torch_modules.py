@@ -117,6 +117,20 @@ def communication_hooks(model: Any) -> list[tuple[Any, Any]]:
     return list(model._comm_hooks) if is_ddp else []
 
 
+def ddp_settings(model: Any) -> dict[str, Any]:
+    """Return what can be set of how DistributedDataParallel adds up gradients, by its name.
+
+    Args:
+        model: The model, as the strategy has it.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return {}
+    return {
+        "register_comm_hook() of DDP": len(communication_hooks(model)),
+        "require_backward_grad_sync of DDP": model.require_backward_grad_sync,
+    }
+
+
 def orders_buckets(model: nn.parallel.DistributedDataParallel) -> bool:
     """Return whether hooks get other buckets in the first step of a process than later.
 

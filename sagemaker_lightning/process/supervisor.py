@@ -31,12 +31,13 @@ from sagemaker_lightning.contract.deadlines import (
     STOP_IS_LATE,
 )
 from sagemaker_lightning.contract.log import log
+from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_lightning.contract.shutdown import handled_signals
 
 STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 LOOKS_FOR_ORPHANS = 1.0
-"""Seconds between two looks at whether a deaf process waits for what its program has left."""
+"""Seconds between two looks at what the program has left: what has ended, and who waits for it."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 MARK_VARIABLE = "SAGEMAKER_LIGHTNING_TRAIN"
 """The variable that entrypoint.sh starts `train` with; all that the job starts inherits it."""
@@ -117,6 +118,8 @@ class Supervisor:
         self.statuses: dict[int, int] = {}
         self.on_ignored: Callable[[str], None] = lambda line: None
         self.starting_aside = threading.Lock()
+        self.ended_orphans: set[int] = set()
+        """The PIDs of those that had ended when this process looked last, and were not reaped."""
 
     def __enter__(self) -> "Supervisor":
         numbers = handled_signals()
@@ -179,9 +182,13 @@ class Supervisor:
             ).start()
         # If a signal came right before this thread waited in the kernel, Python would run its
         # handler at the program's end. So it looks again and again.
+        reaps_at = 0.0
         while self.child.pid not in self.statuses:
             time.sleep(0.1)
             note_status(self.child.pid, self.statuses, os.WNOHANG)
+            if time.monotonic() > reaps_at:
+                self._reap_orphans()
+                reaps_at = time.monotonic() + LOOKS_FOR_ORPHANS
         status = self.child.wait()
         for process in self._living_processes():
             # A rank that is frozen dies of its launcher's end (process/parent_process.py) only
@@ -346,6 +353,25 @@ class Supervisor:
                             process.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
             time.sleep(LOOKS_FOR_ORPHANS)
 
+    def _reap_orphans(self) -> None:
+        """Reap what has ended, and has lost the process that had started it, as an init does.
+
+        A program that starts many such processes could start no more in the end. What this process
+        has started itself is reaped by who waits for it, before the second look.
+        """
+        with self.starting_aside:
+            assert self.child is not None  # the program runs
+            before, self.ended_orphans = self.ended_orphans, set()
+            for pid in own_children() - self.unrelated_pids - {self.child.pid}:
+                if process_stat(pid)[:1] != ["Z"]:
+                    continue
+                if pid not in before:
+                    self.ended_orphans.add(pid)
+                    continue
+                with suppress(ChildProcessError):
+                    note_status(pid, self.statuses, os.WNOHANG)
+                    os.waitpid(pid, os.WNOHANG)
+
     def _kill(self) -> None:
         for process in self._living_processes():
             self.has_killed = True
@@ -365,6 +391,18 @@ def adopt_orphans() -> None:
     It has the same effect in a container and behind an init.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def own_children() -> set[int]:
+    """Return the PIDs of the children of this process; none where the kernel lists none.
+
+    proc(5) has them by thread ("/proc/tid/children"), in less time than a look at all processes.
+    """
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found.update(map(int, path.read_text().split()))
+    return found
 
 
 def ignores(pid: int, number: int) -> bool:

@@ -21,6 +21,7 @@ from sagemaker_lightning.compat.model_parallel import switches
 from sagemaker_lightning.compat.torch_modules import (
     ELEMENTWISE_HOOKS,
     communication_hooks,
+    ddp_settings,
     orders_buckets,
     parameters,
 )
@@ -209,11 +210,10 @@ class Reports:
                 )
 
     def _settings(self) -> dict[str, object]:
-        hooks = communication_hooks(self.trainer.strategy.model)
         return {
             **library_settings.present(),
             **switches(self.trainer.lightning_module),
-            **({"register_comm_hook() of DDP": len(hooks)} if hooks else {}),
+            **ddp_settings(self.trainer.strategy.model),
         }
 
     def _note_new(self, variables: dict[str, bytes]) -> None:

@@ -14,7 +14,11 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
-from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
+from sagemaker_lightning.compat.lightning_trainer import (
+    averager_variables,
+    callbacks_of,
+    data_module_of,
+)
 from sagemaker_lightning.compat.torch_modules import (
     communication_hooks,
     hooks_by_module,
@@ -115,6 +119,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for position, hook in enumerate(hooks_of_owner)
         if module_variables.is_own(hook)
     }
+    if averager := averager_variables(trainer.strategy):
+        objects["strategy.averager"] = averager
     of_strategy = communication_hooks(getattr(trainer.strategy, "model", None))
     for position, (hook, state) in enumerate(of_strategy):
         objects |= {f"hooks.ddp.{position}": hook} if module_variables.is_own(hook) else {}

@@ -61,6 +61,36 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, capsys, pr
 DEAF = "trap '' TERM; touch ready; while :; do sleep 60; done"
 
 
+ORPHANS = """
+import os, pathlib, sys, time
+for status in range(3):
+    if not os.fork():
+        os.fork() or (time.sleep(0.1), os._exit(status))
+        os._exit(0)
+    os.wait()
+def zombies():
+    parent, other = sys.argv[1:]
+    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    paths = [pathlib.Path(f"/proc/{pid}/stat") for pid in children if pid != other]
+    return [path for path in paths if path.exists() and ") Z" in path.read_text()]
+ends_at = time.monotonic() + 60
+while not zombies() and time.monotonic() < ends_at:
+    time.sleep(0.05)
+while zombies() and time.monotonic() < ends_at:
+    time.sleep(0.05)
+sys.exit(len(zombies()))
+"""
+
+
+def test_what_loses_its_parent_and_ends_is_reaped_while_the_program_runs(tmp_path):
+    aside = subprocess.Popen(["sh", "-c", "exit 3"])  # somebody else's, who asks for it later
+    supervisor = Supervisor()
+    command = [sys.executable, "-S", "-c", ORPHANS, str(os.getpid()), str(aside.pid)]
+    assert supervisor.run(command, tmp_path).status == 0
+    assert sorted(supervisor.statuses.values()) == [0, 0, 1, 2]
+    assert aside.wait() == 3
+
+
 def test_what_ends_after_the_program_is_not_named(tmp_path, capsys):
     script = "setsid sh -c 'touch ready; sleep 0.2' & until [ -e ready ]; do sleep 0.01; done"
     ended = Supervisor().run(["sh", "-c", script], tmp_path)

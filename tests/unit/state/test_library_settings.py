@@ -6,7 +6,11 @@ import warnings
 import numpy as np
 import torch
 
-from sagemaker_lightning.state.library_settings import changed, present
+from sagemaker_lightning.state.library_settings import present
+
+
+def changed(before: dict[str, object]) -> list[str]:
+    return [name for name, value in present().items() if before[name] != value]
 
 
 def test_settings_that_change_are_named():
