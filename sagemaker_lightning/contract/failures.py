@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sagemaker_lightning.contract.atomic_files import write_instead
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import ESCAPES, UserError, printable
 from sagemaker_lightning.contract.log import say_last
 
 # SageMaker shows this many characters of the failure file (API reference, FailureReason).
@@ -89,6 +89,11 @@ ADVICE = (
         f"{LOST_PEER}, or never reached it: the cause is in the log of the rank that ended first",
     ),
     (
+        r"No usable temporary directory",
+        "no folder for temporary files: start the container with --tmpfs /tmp, or name one that "
+        "can be written by TMPDIR",
+    ),
+    (
         r"ModuleNotFoundError|ImportError",
         "import failed: put what is missing into the job's source, or name it in the "
         "requirements.txt there",
@@ -109,8 +114,13 @@ ADVICE = (
 )
 
 CRASH = "Fatal Python error: "
-# What faulthandler writes about a crash in native code.
-FATAL = re.compile(rf"^({CRASH}.*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE)
+# What faulthandler writes about a crash in native code. The thread that has crashed is the current
+# one, if it knows.
+FATAL = re.compile(
+    rf"^({CRASH}.*)\n(?:(?:.*\n)*?(?=Current)|(?:.*\n)*?)"
+    r"((?:Current t|T)hread .*\n(?:  .*\n)*)",
+    re.MULTILINE,
+)
 # What native code, such as NCCL's watchdog, writes about an exception that nothing caught.
 NATIVE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE
@@ -333,6 +343,8 @@ def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False
     """
     if not replaces and written(failure_file):
         return
+    # Who reads the reason gets it as text: a program may have printed anything.
+    line, trace = (printable(ESCAPES.sub("", text), "\n\t") for text in (line, trace))
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
     text = f"{line}\n{trace[-room:]}" if trace and room > 0 else line
     with suppress(FileExistsError):  # another rank was the first

@@ -15,7 +15,7 @@
 # The variable says that this was done: all that the job starts inherits it. Signals are blocked until somebody, a moment
 # later, handles them.
 if [[ -z ${SAGEMAKER_LIGHTNING_TRAIN-} && ($$ == 1 || $PPID == 1) ]]; then
-    if [[ ${BASH_EXECUTION_STRING-} == *sm_train.sh* ]]; then
+    if [[ ${BASH_EXECUTION_STRING-} == */sm_train.sh ]]; then
         set -- "${BASH_SOURCE[0]%/*}/../../entrypoint.sh"
         [[ -x $1 ]] || shift
         exec env --block-signal=TERM --block-signal=INT SAGEMAKER_LIGHTNING_TRAIN=1 \

@@ -55,11 +55,12 @@ SCRIPT = "sm_train.sh"
 # why.
 AFTERWARDS = re.compile(
     r"^(Command failed with exit code -?\d+\. Traceback: |\++ handle_error$"
+    r"|An error occurred with exit code \d+$"
     r'|Traceback .*\n  File "[^"]*/sm_drivers/.*\n(  .*\n)*subprocess\.CalledProcessError: )',
     re.M,
 )
-SHELLS_TRACE = re.compile(r"^\++ .*\n", re.M)
-"""What the SDK's script prints of each command that it runs (set -x)."""
+COMMANDS = re.compile(r"^(\++ |Executing command: ).*\n", re.M)
+"""What the SDK's script (set -x) and its drivers print of each command that they run."""
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
 # likely the program's own -1 than SIGHUP.
 KILLED = {256 - number: -number for number in signal.Signals if number != signal.SIGHUP}
@@ -171,7 +172,7 @@ def of_program(end: ProgramEnd) -> ProgramEnd:
     printed = end.stderr
     if after := AFTERWARDS.search(printed):
         printed = printed[: after.start()]
-    return ProgramEnd(status, end.stop_signal, indented(SHELLS_TRACE.sub("", printed)))
+    return ProgramEnd(status, end.stop_signal, indented(COMMANDS.sub("", printed)))
 
 
 def indented(printed: str) -> str:

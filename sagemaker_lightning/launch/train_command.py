@@ -6,6 +6,7 @@ entrypoint.sh becomes this process for `train`. Without it, the toolkit answers 
 an image that is not ours, it may be the entry point, or bash_env.sh becomes it.
 """
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ def main() -> None:
     os.environ["SAGEMAKER_TRAINING_MODULE"] = HOOK  # AWS's images have another one
     base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     failure = base / "output/failure"
+    if importlib.util.find_spec("sagemaker_training") is None:
+        _report(
+            failure,
+            "the training toolkit is not installed, which `train` needs: install it with this "
+            "package, as sagemaker-lightning[toolkit]",
+        )
+        sys.exit(1)
     try:
         from sagemaker_training import environment, trainer
 

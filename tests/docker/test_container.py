@@ -371,6 +371,7 @@ def test_other_shells_are_as_before(container, tmp_path: Path):
         ((), ("-c", "echo $$"), "1\n"),
         ((), ("-euc", "bash -euc 'echo $((1 + 1))'"), "2\n"),
         ((), ("-pc", "echo sm_train.sh"), "sm_train.sh\n"),
+        ((), ("-c", "echo a/sm_train.sh; true"), "a/sm_train.sh\n"),
         (own, ("-c", "echo sm_train.sh"), "own\nsm_train.sh\n"),
     ):
         run = container(*arguments, options=("--entrypoint", "/bin/bash", *options))

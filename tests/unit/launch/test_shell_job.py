@@ -174,6 +174,21 @@ def test_what_pip_could_not_install_is_the_reason():
     )
 
 
+def test_a_script_that_fails_before_the_program():
+    """Its trap says that it fails, and no more; the line before it says why."""
+    why = "sm_training.env: line 17: export: `SM_HP_A.B=2': not a valid identifier"
+    end = shell_job.of_program(
+        ProgramEnd(1, None, f"+ set +x\n{why}\nAn error occurred with exit code 1\n")
+    )
+    assert str(ProgramFailed("x", end)) == f"x ended with exit status 1: its last line: {why}"
+
+
+def test_what_a_driver_says_of_its_command_is_not_why():
+    printed = f"Executing command: /usr/bin/python3 x.py\n{DRIVER}{HANDLER}"
+    end = shell_job.of_program(ProgramEnd(3, None, printed))
+    assert str(ProgramFailed("x", end)).endswith(": nothing on its stderr says why")
+
+
 @pytest.mark.parametrize(
     ("says", "why"),
     [
