@@ -350,8 +350,8 @@ class GraphState:
                 found[""] = node.mark
             elif start.paths[key].startswith(but):
                 continue
-            elif node.kind is KINDS["list"] and _are_numbers(node.parts):
-                found[""] = repr(node.parts).encode()
+            elif rows := _numbers_in(node):
+                found[""] = repr(rows).encode()
             elif node.kind is OBJECT:
                 found = {
                     f".{name}": repr(part).encode()
@@ -405,6 +405,19 @@ def _name_of_change(node: Node, name: str) -> str:
         name = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
         node = parent
     return f"{type(owner_of(node.value)).__qualname__}.{name}"
+
+
+def _numbers_in(node: Node) -> list[Any]:
+    """Return the numbers of a list of numbers, or of rows of such; and of a row beside others."""
+    is_row = node.kind is KINDS["tuple"]
+    if len(node.parts) > MAX_NUMBERS or not (is_row or node.kind is KINDS["list"]):
+        return []
+    found = [
+        part
+        for part in node.parts
+        if isinstance(part, (int, float, np.number)) or (type(part) is tuple and _are_numbers(part))
+    ]
+    return found if is_row or len(found) == len(node.parts) else []
 
 
 def _are_numbers(values: Any) -> bool:

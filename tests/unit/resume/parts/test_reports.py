@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from short_fits import Noted, alone_and_resumed, trainer, training, weights
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from sagemaker_lightning.compat.model_parallel import settle_sharded_classes
 from sagemaker_lightning.resume.parts import reports as module_of_reports
 from sagemaker_lightning.resume.parts.reports import Reports
 
@@ -39,9 +42,24 @@ def test_a_model_that_stays_as_it_is_made_is_not_named(tmp_path, capfd):
     assert "was made while training" not in capfd.readouterr().out
 
 
+def reports_of(rank: int = 0, model: object = None, module: nn.Module | None = None) -> Reports:
+    """Return the reports of a rank that has no objects of the user's.
+
+    Args:
+        rank: The rank.
+        model: The model, as the strategy has it.
+        module: The module that is trained.
+    """
+    trainer = SimpleNamespace(
+        is_global_zero=rank == 0,
+        strategy=SimpleNamespace(model=model),
+        lightning_module=module or nn.Module(),
+    )
+    return Reports(trainer, SimpleNamespace(reached=lambda *classes: ()))
+
+
 def test_a_copy_in_memory_leaves_variables_to_the_next_checkpoint(monkeypatch, capsys):
-    state = SimpleNamespace(reached=lambda *classes: ())
-    reports = Reports(SimpleNamespace(is_global_zero=True), state)
+    reports = reports_of()
     reports.variables_at_start = {"mine.count": b"1"}
     monkeypatch.setattr(reports, "_variables_of_packages", dict)
     monkeypatch.setattr(reports, "_variables", lambda of_packages: {"mine.count": b"2"})
@@ -90,3 +108,44 @@ def test_each_resume_says_what_no_checkpoint_has(tmp_path, capfd):
     assert len(resumed) >= 2
     name = f"{__name__}.Hashing.hash"
     assert all(line.endswith(f"bit for bit; no checkpoint has {name}") for line in resumed)
+
+
+def test_what_another_rank_has_to_say_is_said_once_by_rank_0(capsys):
+    ranks = [reports_of(rank) for rank in range(3)]
+    ranks[0]._report_changed(["mine.count"])
+    ranks[1]._report_changed(["mine.count", "mine.rank_1"])
+    ranks[2]._report_changed(["mine.rank_2", "mine.other"])
+    assert capsys.readouterr().out.count("warning: ") == 1
+    for _ in range(2):
+        lines = [each.take_lines() for each in ranks]
+        for each in ranks:
+            each.say_of_ranks(lines)
+    says = [line.partition(" changes")[0] for line in capsys.readouterr().out.splitlines()]
+    assert says == ["warning: rank 1: mine.rank_1", "warning: rank 2: mine.other"]
+    assert ranks[1].lost == ["mine.count", "mine.rank_1"]
+
+
+def test_how_ranks_add_up_gradients_is_named_once_it_changes(monkeypatch):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        shared = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+        network = nn.Sequential(nn.Linear(1, 1))
+        fully_shard(network[0], mesh=init_device_mesh("cpu", (1,)))
+        settle_sharded_classes(network)
+        network[0].set_gradient_divide_factor(2.0)
+        reports = reports_of(0, shared, network)
+        reports.settings_at_start = before = reports._settings()
+        assert reports._settings() == before
+        network[0].set_gradient_divide_factor(3.0)
+        network[0].set_force_sum_reduction_for_comms(True)
+        shared.require_backward_grad_sync = False
+        shared.register_comm_hook(None, default_hooks.allreduce_hook)
+        changed = {name for name, value in reports._settings().items() if before.get(name) != value}
+    finally:
+        distributed.destroy_process_group()
+    assert changed == {
+        "0.set_gradient_divide_factor()",
+        "0.set_force_sum_reduction_for_comms()",
+        "require_backward_grad_sync of DDP",
+        "register_comm_hook() of DDP",
+    }

@@ -71,6 +71,21 @@ def test_the_hash_of_numbers_is_the_same_in_another_process_and_version():
     }
 
 
+@pytest.mark.parametrize(
+    ("rows", "others"),
+    [
+        ([(1, 2.5), (3, 4.5)], [(1, 2.5), (3, 5.5)]),
+        ([(torch.ones(1), 1), (torch.ones(1), 0)], [(torch.ones(1), 1), (torch.ones(1), 1)]),
+    ],
+)
+def test_rows_of_other_numbers_have_another_hash(rows, others):
+    first, second = (state_of(Thing(rows=each)).numbers(set(), ()) for each in (rows, others))
+    assert first["model.rows"] != second["model.rows"]
+    assert state_of(Thing(rows=rows)).numbers(set(), ()) == first
+    texts = [("a", 1), ("b", 2)]  # which may rightly be others, with their numbers
+    assert "model.rows" not in state_of(Thing(rows=texts)).numbers(set(), ())
+
+
 @pytest.mark.parametrize("size", [513, PACKED_FROM + 1])
 @pytest.mark.parametrize(
     "make, change",
