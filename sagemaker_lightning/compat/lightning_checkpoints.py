@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
 
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.lightning_trainer import (
@@ -88,8 +88,15 @@ def save_hooks(trainer: Trainer) -> SaveHooks:
 
 @contextmanager
 def _silenced(hooks: Iterable[tuple[Any, str]]) -> Iterator[None]:
-    """Have Lightning not call some functions while the block lasts."""
-    own = [(vars(owner), name, vars(owner).get(name)) for owner, name in hooks]
+    """Have Lightning not call some functions while the block lasts.
+
+    The `state_dict` of a callback that is a module is called: the model may have it as a part.
+    """
+    own = [
+        (vars(owner), name, vars(owner).get(name))
+        for owner, name in hooks
+        if not (name == "state_dict" and isinstance(owner, nn.Module))
+    ]
     for variables, name, _ in own:
         variables[name] = _save_nothing
     try:

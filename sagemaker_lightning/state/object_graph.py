@@ -489,7 +489,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "func", value.__func__
-    elif isinstance(value, METHODS_OF_C):
+    elif class_ in METHODS_OF_C:
         if (owner := owner_of_method(value)) is not None:
             yield "self", owner
     elif isinstance(value, types.FunctionType):
@@ -885,9 +885,10 @@ def names_of_variables(variables: Mapping[str, Any]) -> frozenset[str]:
 def owner_of_method(value: Any) -> Any:
     """Return the object whose method of C code a value is; None for a function, or another value.
 
-    A function of C code has its module in that place, and a class's method its class.
+    A function of C code has its module in that place, and a class's method its class. Functions of
+    Boost.Python's say that they are of the class, and have no such place.
     """
-    owner = value.__self__ if isinstance(value, METHODS_OF_C) else None
+    owner = value.__self__ if type(value) in METHODS_OF_C else None
     return None if isinstance(owner, (types.ModuleType, type)) else owner
 
 

@@ -8,7 +8,17 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
-from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from short_fits import (
+    Noted,
+    alone_and_resumed,
+    as_in_a_new_process,
+    interrupted,
+    saved,
+    trainer,
+    training,
+    weights,
+)
+from torch import nn
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.compat import lightning_checkpoints
@@ -438,3 +448,31 @@ def test_a_file_of_the_same_moment_has_what_hooks_save(tmp_path, options, more, 
     assert resumed == alone
     assert EMAWeightAveraging in more or list(model.loaded["state_dict"]) == ["average"]
     assert model.loaded["own"] == 4 and data.loaded["newest"] == {"a": 1}
+
+
+class Counted(nn.Module, pl.Callback):
+    """A part of a model that is a callback, too, as of anomalib's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()))
+
+    def on_train_batch_end(self, *_):
+        self.batches += 1
+
+
+class WithCallback(Noted):
+    def __init__(self, **moments: str) -> None:
+        super().__init__(**moments)
+        self.part = Counted()
+
+    def configure_callbacks(self):
+        return [self.part]
+
+
+@pytest.mark.parametrize("enable_checkpointing", [True, False])
+def test_a_callback_that_is_a_module_is_saved_with_the_model(tmp_path, enable_checkpointing):
+    train = training(WithCallback, max_epochs=3, enable_checkpointing=enable_checkpointing)
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:1", "batch 2:1")
+    assert weights(resumed) == weights(alone)
+    assert resumed.part.batches == alone.part.batches > 4

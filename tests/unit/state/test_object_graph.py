@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import types
 from collections import namedtuple
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -243,6 +244,19 @@ def test_what_a_users_object_raises_does_not_end_a_walk():
     tracker = Tracker()
     tracker.function = Foreign()
     tracker.library = Library()
+    assert changed_names(lambda: None, tracker=tracker) == []
+
+
+class OfBoost:
+    """Says, as functions of Boost.Python's do, that it is a function of C code."""
+
+    __class__ = types.BuiltinFunctionType
+
+
+def test_what_says_that_it_is_a_function_of_c_code_need_not_be_one():
+    tracker = Tracker()
+    tracker.function = OfBoost()
+    assert isinstance(tracker.function, types.BuiltinFunctionType)
     assert changed_names(lambda: None, tracker=tracker) == []
 
 
