@@ -10,6 +10,7 @@ the same step hang (Lightning issue 20806).
 import atexit
 import copy
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +29,7 @@ from pytorch_lightning.strategies import (
     SingleDeviceStrategy,
 )
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
@@ -561,6 +563,9 @@ class ExactResume(EarlyCallback):
                 run.stopping.exit_after(exception, number)
             if self.saves and self.is_alone and trainer.world_size == 1:  # others may wait for it
                 self.failed = FailedFit(run)
+        if isinstance(exception, SIGTERMException) and exception.code is None:
+            # In a test or a prediction, Lightning ends the process with status 0.
+            exception.code = 128 + signal.SIGTERM
 
     # While it trains ------------------------------------------------------------------------------
 

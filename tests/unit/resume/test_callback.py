@@ -130,6 +130,22 @@ def test_an_evaluation_after_a_training_is_as_deterministic_as_that(tmp_path):
     assert seen["locked"] == []
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_test_that_is_stopped_ends_with_the_status_of_the_signal(tmp_path, is_trained):
+    """With Lightning alone, it is 0, as if the test had ended."""
+    used = trainer(tmp_path, At("test 0", lambda trainer: os.kill(os.getpid(), signal.SIGTERM)))
+    model = Validated()
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the tests' own
+    try:
+        if is_trained:
+            used.fit(model)
+        with pytest.raises(SystemExit) as ended:
+            used.test(model, verbose=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 def test_a_training_that_is_not_exact_changes_nothing(tmp_path, capfd):
     """Its loader is the user's own, as Lightning uses it."""
 
