@@ -108,7 +108,7 @@ ADVICE = (
         "what it needs",
     ),
     (
-        r"/input/data/",
+        r"^(?!IsADirectoryError|NotADirectoryError|PermissionError).*/input/data/",
         "missing in the input channels: give the channel or the file, or correct the path",
     ),
 )
@@ -346,7 +346,10 @@ def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False
     # Who reads the reason gets it as text: a program may have printed anything.
     line, trace = (printable(ESCAPES.sub("", text), "\n\t") for text in (line, trace))
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
-    text = f"{line}\n{trace[-room:]}" if trace and room > 0 else line
+    # Of a long message, which the line has in part, the place counts more than its end.
+    place = trace.rfind('  File "')
+    end = trace[place:][:room] if 0 <= place < len(trace) - room else trace[-room:]
+    text = f"{line}\n{end}" if trace and room > 0 else line
     with suppress(FileExistsError):  # another rank was the first
         # A file's name, which an error may have in it, need not be UTF-8.
         write_instead(failure_file, text.encode(errors="backslashreplace"))

@@ -170,10 +170,22 @@ def _restart(
     if not why_not:
         known = {host: fault for host, fault in faults.items() if fault}
         step = step_reached(known.values())
-        return ContainerRestart(cause(known).why, step, watchdog.trouble_at or now)
+        return ContainerRestart(_why(known), step, watchdog.trouble_at or now)
     if own.kind is not FaultKind.STOP:
         error.restarts = restarts.summary(why_not)  # type: ignore[attr-defined]  # of any class
     return None
+
+
+def _why(faults: Mapping[str, Fault]) -> str:
+    """Return what has ended the job's programs; of several hosts, also on which one.
+
+    Args:
+        faults: How the program of each host has ended, by its name.
+    """
+    first = cause(faults)
+    host = next(name for name, fault in faults.items() if fault is first)
+    is_clear = len(faults) == 1 or first.why.startswith("host ")
+    return first.why if is_clear else f"host {host}: {first.why}"
 
 
 def _forget_failure() -> None:

@@ -25,3 +25,21 @@ def test_a_crash_is_shown_by_the_thread_that_has_crashed(first):
 def test_what_a_terminal_would_obey_is_no_part_of_a_reason(tmp_path):
     failures.write(tmp_path / "failure", "error: \x1b[31mred\x07\0 é", "Trace\n\tback\x08")
     assert (tmp_path / "failure").read_text() == "error: red\\x07\\x00 é\nTrace\n\tback\\x08"
+
+
+def test_a_long_message_leaves_room_for_its_place(tmp_path):
+    line = f"error: ValueError: {'a' * 690}..."
+    trace = (
+        'Traceback (most recent call last):\n  File "first.py", line 1, in <module>\n    f()\n'
+        f'  File "own.py", line 2, in f\n    raise ValueError(text)\nValueError: {"a" * 5000}\n'
+    )
+    failures.write(tmp_path / "failure", line, trace)
+    written = (tmp_path / "failure").read_text()
+    assert written.startswith(f'{line}\n  File "own.py", line 2, in f\n')
+    assert len(written) == failures.FAILURE_REASON_CHARACTERS
+
+
+def test_only_what_is_missing_in_a_channel_is_said_to_be():
+    path = "/opt/ml/input/data/train"
+    assert failures.explain("FileNotFoundError", path).startswith("missing in the input channels")
+    assert failures.explain("IsADirectoryError", path) == f"IsADirectoryError: {path}"

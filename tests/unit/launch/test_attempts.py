@@ -216,3 +216,11 @@ def test_the_failure_file_says_how_often_it_was_tried(tmp_path):
     (tmp_path / "failure").write_text("error: ValueError: x [host algo-1, rank 0]\ntrace")
     line = job_end.report(error, tmp_path / "failure", "algo-1")
     assert line == f"error: ValueError: x [host algo-1, rank 0] ({error.restarts})"
+
+
+def test_a_restart_of_several_hosts_names_the_one_where_it_began():
+    death, effect = Fault("x was killed", FaultKind.DEATH), Fault("x ended", FaultKind.EFFECT)
+    assert attempts._why({"algo-1": effect, "algo-2": death}) == "host algo-2: x was killed"
+    assert attempts._why({"algo-1": death}) == "x was killed"
+    known = Fault("host algo-2, local rank 1 ended", FaultKind.DEATH)
+    assert attempts._why({"algo-1": effect, "algo-2": known}) == known.why
