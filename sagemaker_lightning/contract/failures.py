@@ -346,7 +346,7 @@ def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False
     # Who reads the reason gets it as text: a program may have printed anything.
     line, trace = (printable(ESCAPES.sub("", text), "\n\t") for text in (line, trace))
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
-    # Of a long message, which the line has in part, the place counts more than its end.
+    # The line has the beginning of a long message: the place counts more than its end.
     place = trace.rfind('  File "')
     end = trace[place:][:room] if 0 <= place < len(trace) - room else trace[-room:]
     text = f"{line}\n{end}" if trace and room > 0 else line
