@@ -16,7 +16,7 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from sagemaker_lightning.drill import causes as search
 from sagemaker_lightning.resume.check import explanation
@@ -65,6 +65,17 @@ def causes(kind: DifferenceKind, *arguments, **values) -> str:
 
 def data_causes(loader=None, **values) -> str:
     return causes(DifferenceKind.BATCH, None, loader, **values)
+
+
+class Masks:
+    """Collates by what it keeps."""
+
+    def __call__(self, samples):
+        return samples
+
+
+class Following(RandomSampler):
+    """A sampler that training changes."""
 
 
 class Points(Dataset):
@@ -186,6 +197,14 @@ NO_CAUSE = "something in the data that no seed decides: time, another library's 
         (
             exactly(DataLoader(Points(), num_workers=2)),
             f"what {HERE}.Points keeps in its 2 data worker(s)",
+        ),
+        (
+            exactly(DataLoader(torch.zeros(2), num_workers=2, collate_fn=Masks())),
+            f"what {HERE}.Masks keeps in its 2 data worker(s)",
+        ),
+        (
+            exactly(DataLoader(Points(), sampler=Following(Points()))),
+            f"what training changes in {HERE}.Following",
         ),
         (
             exactly(DataLoader(torch.utils.data.TensorDataset(torch.zeros(2)), num_workers=2)),
