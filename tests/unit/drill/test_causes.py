@@ -148,9 +148,9 @@ def collate(samples):
     return DRAWS.random()
 
 
-def exactly(loader: DataLoader) -> DataLoader:
-    """Return a loader whose order something of ours makes."""
-    loader.exactly = object()
+def exactly(loader: DataLoader, sampler: Sampler | None = None) -> DataLoader:
+    """Return a loader whose order something of ours makes, by a sampler."""
+    loader.exactly = SimpleNamespace(sampler=sampler)
     return loader
 
 
@@ -203,7 +203,7 @@ NO_CAUSE = "something in the data that no seed decides: time, another library's 
             f"what {HERE}.Masks keeps in its 2 data worker(s)",
         ),
         (
-            exactly(DataLoader(Points(), sampler=Following(Points()))),
+            exactly(DataLoader(Points()), Following(Points())),
             f"what training changes in {HERE}.Following",
         ),
         (
