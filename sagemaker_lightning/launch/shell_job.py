@@ -59,6 +59,17 @@ AFTERWARDS = re.compile(
     r'|Traceback .*\n  File "[^"]*/sm_drivers/.*\n(  .*\n)*subprocess\.CalledProcessError: )',
     re.M,
 )
+# The driver reads what the program prints as UTF-8, dies of anything else, and takes it along.
+NO_UTF_8 = re.compile(
+    r"^Traceback .*\n(?:  .*\n)*?"
+    r'  File "[^"]*/sm_drivers/.*, in log_subprocess_output\n(?:  .*\n)*'
+    r"(UnicodeDecodeError: .*)$",
+    re.M,
+)
+DRIVER_DIED = (
+    "SDK 3's driver, which reads what the program prints, died of a byte that is not UTF-8 and "
+    r"ended the program (\1); print UTF-8 alone"
+)
 COMMANDS = re.compile(r"^(\++ |Executing command: ).*\n", re.M)
 """What the SDK's script (set -x) and its drivers print of each command that they run."""
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
@@ -172,7 +183,8 @@ def of_program(end: ProgramEnd) -> ProgramEnd:
     printed = end.stderr
     if after := AFTERWARDS.search(printed):
         printed = printed[: after.start()]
-    return ProgramEnd(status, end.stop_signal, indented(COMMANDS.sub("", printed)))
+    printed = NO_UTF_8.sub(DRIVER_DIED, COMMANDS.sub("", printed))
+    return ProgramEnd(status, end.stop_signal, indented(printed))
 
 
 def indented(printed: str) -> str:

@@ -183,6 +183,24 @@ def test_a_script_that_fails_before_the_program():
     assert str(ProgramFailed("x", end)) == f"x ended with exit status 1: its last line: {why}"
 
 
+def test_a_driver_that_dies_of_what_the_program_prints_is_named():
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/ml/input/data/sm_drivers/basic_driver.py", line 82, '
+        "in <module>\n    main()\n"
+        '  File "/opt/ml/input/data/sm_drivers/utils.py", line 178, in log_subprocess_output\n'
+        '    logger.info(line.decode("utf-8").strip())\n'
+        "                ^^^^^^^^^^^^^^^^^^^^\n"
+        "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 3: invalid byte\n"
+    )
+    end = shell_job.of_program(ProgramEnd(1, None, f"step 3\n{trace}{HANDLER}"))
+    assert str(ProgramFailed("x", end)) == (
+        "x ended with exit status 1: its last line: SDK 3's driver, which reads what the program "
+        "prints, died of a byte that is not UTF-8 and ended the program (UnicodeDecodeError: "
+        "'utf-8' codec can't decode byte 0xe9 in position 3: invalid byte); print UTF-8 alone"
+    )
+
+
 def test_what_a_driver_says_of_its_command_is_not_why():
     printed = f"Executing command: /usr/bin/python3 x.py\n{DRIVER}{HANDLER}"
     end = shell_job.of_program(ProgramEnd(3, None, printed))
