@@ -547,6 +547,8 @@ class ExactResume(EarlyCallback):
         self.container_restarts.training_fails(exception)
         if self.run:
             self.run.fails()
+            if isinstance(exception, AttributeError) and exception.name:
+                self.run.part(UserObjects).explain_missing(exception.name)
         number = self.signals.number
         if self.is_alone:
             self.signals.leave()

@@ -446,13 +446,21 @@ class Reports:
     def _is_made_again(self, unsaved: Unsaved) -> bool:
         """Return whether a hook makes an object for each epoch, such as a metric or an iterator.
 
-        The steps of a MetricTracker are made again, too.
+        The steps of a MetricTracker are made again, too. What a hook adds to a list of the start is
+        what earlier epochs have left.
         """
         holder = self.state.begin().by_path.get(unsaved.path)
         if holder is not None and isinstance(holder.value, MetricTracker):
             return True
+        if holder is not None and holder.kind is OBJECT and unsaved.is_part:
+            before = dict(zip(holder.note, holder.parts, strict=False)).get(unsaved.name)
+            if before is not None and before is object_graph.namespace(holder.value).get(
+                unsaved.name
+            ):
+                return False
         owner = start_hooks.objects_of_hooks(self.trainer).get(unsaved.path)
-        is_object = isinstance(unsaved.value, nn.Module) or unsaved.loses
+        is_module = any(isinstance(each, nn.Module) for each in (unsaved.value, unsaved.refused))
+        is_object = is_module or unsaved.loses
         return (
             is_object
             and owner is not None

@@ -16,6 +16,7 @@ from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, set_callbacks
 from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.contract.errors import printable, with_article
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.grown_modules import GrownModules
@@ -200,6 +201,17 @@ class UserObjects(Part):
         of_ranks = self.run.resumed.of_all_ranks(self.key) if self.run.resumed else []
         found = {name: rank for rank, saved in enumerate(of_ranks) for name in _lost(saved)}
         return own + [f"{name} of rank {rank}" for name, rank in found.items() if name not in own]
+
+    def explain_missing(self, name: str) -> None:
+        """Print, if code of a resumed run misses an attribute, that no checkpoint can have it."""
+        unsaved = self.run.resumed.of(self)["unsaved"] if self.run.resumed else {}
+        for path, (kind, *_) in unsaved.items():
+            if path.rpartition(".")[2] == name:
+                log.error(
+                    f"{printable(path)}: the interrupted run had {with_article(printable(kind))} "
+                    "there, which no checkpoint can hold; make it where each start does, such as "
+                    "in on_train_start(), or where it is missing"
+                )
 
     @contextmanager
     def noting_replaced_numbers(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat.model_parallel import settle_sharded_classes
 from sagemaker_lightning.resume.parts import reports as module_of_reports
@@ -149,3 +150,45 @@ def test_how_ranks_add_up_gradients_is_named_once_it_changes(monkeypatch):
         "require_backward_grad_sync of DDP",
         "register_comm_hook() of DDP",
     }
+
+
+class Kept(Noted):
+    """Makes a metric for each epoch; keeps those of the epochs before, or a list of its own."""
+
+    keeps = True
+
+    def __init__(self, **moments: str) -> None:
+        super().__init__(**moments)
+        self.past = []
+
+    def on_train_epoch_start(self):
+        if not self.keeps:
+            self.past = []
+        self.past.append(MeanMetric())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_metrics_of_earlier_epochs_that_a_list_keeps_are_named(tmp_path, capfd, monkeypatch, keeps):
+    monkeypatch.setattr(Kept, "keeps", keeps)
+    trainer(tmp_path, max_epochs=2).fit(Kept())
+    says = "Kept.past holds a torchmetrics.aggregation.MeanMetric, which no checkpoint can hold"
+    assert (says in capfd.readouterr().out) is keeps
+
+
+class Opening(Noted):
+    """Opens a file in its first step."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.trainer.global_step == 0:
+            self.file = open("log", "a")  # noqa: PTH123, SIM115  (as users write it)
+
+    def on_train_batch_end(self, *_):
+        self.file.write("1")
+
+
+def test_an_attribute_that_a_resumed_run_misses_is_explained(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = training(Opening, max_epochs=2)
+    with pytest.raises(AttributeError, match="file"):
+        alone_and_resumed(train, tmp_path, "batch 0:1")
+    assert "model.file: the interrupted run had a _io.TextIOWrapper" in capfd.readouterr().out
