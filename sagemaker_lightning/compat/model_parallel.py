@@ -26,8 +26,7 @@ from pytorch_lightning.strategies.strategy import Strategy
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Placement, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor, Placement
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
@@ -433,10 +432,11 @@ def own_part(weight: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) 
     coordinate = mesh.get_coordinate()
     assert coordinate is not None  # this rank has a part
     for dimension, placement in enumerate(placements[:gathered]):
-        if isinstance(placement, Shard | _StridedShard):
-            parts = part.chunk(mesh.size(dimension), placement.dim)
+        shared_out = getattr(placement, "dim", None)  # None for copies
+        if shared_out is not None:
+            parts = part.chunk(mesh.size(dimension), shared_out)
             rank = coordinate[dimension]
-            part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+            part = parts[rank] if rank < len(parts) else part.narrow(shared_out, 0, 0)
     return part
 
 
