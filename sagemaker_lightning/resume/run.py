@@ -360,8 +360,6 @@ class Run:
         """
         sharded_weights.check_meshes(self.trainer)
         sharded_weights.check_optimizers(self.trainer)
-        with self.part(Schedulers).loading() if self.resumed else nullcontext():
-            acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
         same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
         with self.part(UserObjects).grown.without_what_they_got(), self._refusing("run"):
@@ -369,13 +367,18 @@ class Run:
         self.hooks_begin()
 
     def optimizers_are_loaded_next(self) -> None:
-        """Prepare the optimizers right before Lightning loads their state: hooks change them."""
+        """Prepare optimizers and schedulers right before Lightning loads their states.
+
+        Hooks change them, or make others.
+        """
         lightning_checkpoints.load_optimizers_and_schedulers_within(
             self.trainer, self._optimizers_prepared
         )
 
     @contextmanager
     def _optimizers_prepared(self) -> Iterator[None]:
+        with self.part(Schedulers).loading() if self.resumed else nullcontext():
+            acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         self.restore(Moment.OPTIMIZERS)
         with self._refusing("optimizers"):
             yield

@@ -413,3 +413,29 @@ def test_a_schedule_that_keeps_the_model_has_the_one_of_its_program(tmp_path):
     assert resumed.events == alone.events and weights(resumed) == weights(alone)
     (config,) = resumed.trainer.lr_scheduler_configs
     assert config.scheduler.model is resumed
+
+
+class Late(Noted):
+    """Has a schedule once a hook at the start knows the number of steps."""
+
+    steps = 0
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        if not self.steps:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, self.steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_fit_start(self):
+        self.steps = self.trainer.estimated_stepping_batches
+        self.trainer.strategy.setup_optimizers(self.trainer)
+
+
+def test_a_schedule_that_a_hook_makes_before_the_training_continues(tmp_path):
+    """Lightning loads its state once those hooks have run."""
+    train = training(Late, max_epochs=3)
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:1", "batch 2:0")
+    assert weights(resumed) == weights(alone)
+    epochs = [model.lr_schedulers().last_epoch for model in (resumed, alone)]
+    assert epochs[0] == epochs[1] > 4
