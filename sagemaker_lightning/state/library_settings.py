@@ -1,12 +1,15 @@
 """Settings that Python's and torch's libraries keep for the process, and what changes results."""
 
 import decimal
+import logging
 import os
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 import torch
+
+from sagemaker_lightning.state.object_graph import is_own_module
 
 
 def _folder() -> str:
@@ -44,3 +47,29 @@ SETTINGS: dict[str, Callable[[], object]] = {
 def present() -> dict[str, object]:
     """Return the settings, by how they are asked for."""
     return {name: ask() for name, ask in SETTINGS.items()}
+
+
+def logger_settings() -> dict[str, tuple[int, int]]:
+    """Return level and number of filters of each of Python's loggers, by name."""
+    loggers = logging.root.manager.loggerDict.copy().items()
+    return {
+        name: (logger.level, len(logger.filters))
+        for name, logger in loggers
+        if isinstance(logger, logging.Logger)
+    }
+
+
+def changed_loggers(first: dict[str, tuple[int, int]]) -> list[str]:
+    """Return which of the user's loggers have another level, or other filters, now.
+
+    Args:
+        first: What `logger_settings` has returned first; it gets those of loggers that are not in
+            it.
+    """
+    found = logger_settings().items()
+    changed = [name for name, settings in found if first.setdefault(name, settings) != settings]
+    return [
+        f"logging.getLogger({name!r}) (its level or its filters)"
+        for name in changed
+        if is_own_module(name)
+    ]

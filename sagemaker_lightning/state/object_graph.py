@@ -14,6 +14,7 @@ import functools
 import inspect
 import io
 import itertools
+import logging
 import random
 import sys
 import threading
@@ -108,8 +109,8 @@ LIBRARIES = {
 }
 OPEN = "torchvision", "torch.utils"
 """How the modules begin of those classes of libraries whose objects are entered as a user's."""
-PIPELINES = {"datasets", "torchdata", "litdata"}
-"""Those of them whose objects draw data by functions and objects that a user gives them."""
+PIPELINES = {"datasets", "torchdata", "litdata", "logging"}
+"""Those of them whose objects draw data, or log, by what a user gives them."""
 MAX_OF_PIPELINE = 1_000
 """Parts of a pipeline, at most, that are looked at."""
 INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
@@ -531,7 +532,7 @@ def users_members(value: Any) -> Iterator[tuple[str, Any]]:
 
     That is a generator, such as the engine of a sequence of points, which a user has made for a
     model; and in the parts of a pipeline of data, functions and objects of the user's, and torch's
-    samplers and datasets, which may hold such.
+    samplers and datasets, which may hold such. Of a logger, it is handlers and filters.
     """
     for name, member in namespace(value).items():
         if isinstance(member, GENERATORS):
@@ -562,6 +563,8 @@ def _parts_of_pipeline(value: Any) -> Iterable[tuple[str, Any]]:
         return [(str(n), each) for n, each in enumerate(value[:MAX_MEMBERS])]
     if isinstance(value, functools.partial):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    if isinstance(value, logging.Logger):  # it knows all others
+        return [("handlers", value.handlers), ("filters", value.filters)]
     return list(namespace(value).items()) if is_of_pipeline(type(value)) else ()
 
 

@@ -127,6 +127,8 @@ class Reports:
         """Where code of the user's finds code, by name, with what was there at the start."""
         self.settings_at_start: dict[str, object] = {}
         """Settings of libraries, and of how ranks add up gradients, by name."""
+        self.first_loggers: dict[str, tuple[int, int]] = {}
+        """How each of Python's loggers was set first."""
         self.packages = PackageVariables()
         self.outside = OutsideState()
         self.package_searches = 0
@@ -185,6 +187,7 @@ class Reports:
         self.variables_at_start = self._variables(self.packages.values())
         self.code_at_start = dict(places_of_code(self.trainer))
         self.settings_at_start = self._settings()
+        self.first_loggers = library_settings.logger_settings()
         self.packages.note(anew=True)
 
     def first_batch_ended(self) -> None:
@@ -269,6 +272,7 @@ class Reports:
         self._report_changed(
             name for name, value in self._settings().items() if at_start.get(name) != value
         )
+        self._report_changed(library_settings.changed_loggers(self.first_loggers))
         self._report_changed(
             f"the environment variable {name}" for name in self.outside.changed_variables()
         )

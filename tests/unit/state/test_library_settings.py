@@ -1,12 +1,13 @@
 """Settings of libraries that training changes are named."""
 
 import decimal
+import logging
 import warnings
 
 import numpy as np
 import torch
 
-from sagemaker_lightning.state.library_settings import present
+from sagemaker_lightning.state.library_settings import changed_loggers, logger_settings, present
 
 
 def changed(before: dict[str, object]) -> list[str]:
@@ -51,3 +52,19 @@ def test_a_folder_that_is_gone_is_no_error(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     folder.rmdir()
     assert present()["os.getcwd()"] == ""
+
+
+def test_the_level_of_a_users_logger_that_changes_is_named():
+    first = logger_settings()
+    own, librarys = logging.getLogger("own_program"), logging.getLogger("torch.of_a_library")
+    for logger in (own, librarys):
+        logger.setLevel(logging.INFO)
+    assert changed_loggers(first) == []  # a level that is first seen now
+    for logger in (own, librarys):
+        logger.setLevel(logging.ERROR)
+    named = ["logging.getLogger('own_program') (its level or its filters)"]
+    assert changed_loggers(first) == named
+    own.setLevel(logging.INFO)
+    assert changed_loggers(first) == []
+    own.addFilter(lambda record: True)
+    assert changed_loggers(first) == named

@@ -1,6 +1,7 @@
 """state/object_graph.py: what a walk reaches, and when it is walked again."""
 
 import importlib
+import logging
 import sys
 import types
 from collections import namedtuple
@@ -24,6 +25,7 @@ from sagemaker_lightning.state.object_graph import (
     at_one_moment,
     once_at_one_moment,
     set_on_self,
+    users_members,
     walk,
 )
 
@@ -522,3 +524,20 @@ def test_a_module_that_a_function_imports_itself_is_found(tmp_path, monkeypatch)
     (found,) = object_graph.modules_in(counts).items()
     assert found[0].__name__ == "imported_late" and "calls" in found[1]
     del sys.modules["imported_late"]
+
+
+class Counting(logging.Handler):
+    """Counts what is logged."""
+
+
+def test_handlers_of_a_users_class_lead_on_from_their_logger():
+    """Those of other loggers do not, though each logger knows all of them."""
+    logger, other = logging.Logger("a"), logging.getLogger("test_object_graph.other")
+    handlers = [Counting(), logging.NullHandler(), Counting()]
+    for each in handlers[:2]:
+        logger.addHandler(each)
+    other.addHandler(handlers[2])
+    try:
+        assert dict(users_members(logger)) == {"handlers.0": handlers[0]}
+    finally:
+        other.removeHandler(handlers[2])
