@@ -526,14 +526,14 @@ def test_a_module_that_a_function_imports_itself_is_found(tmp_path, monkeypatch)
     del sys.modules["imported_late"]
 
 
-class Counting(logging.Handler):
+class Logged(logging.Handler):
     """Counts what is logged."""
 
 
 def test_handlers_of_a_users_class_lead_on_from_their_logger():
     """Those of other loggers do not, though each logger knows all of them."""
     logger, other = logging.Logger("a"), logging.getLogger("test_object_graph.other")
-    handlers = [Counting(), logging.NullHandler(), Counting()]
+    handlers = [Logged(), logging.NullHandler(), Logged()]
     for each in handlers[:2]:
         logger.addHandler(each)
     other.addHandler(handlers[2])
