@@ -532,7 +532,7 @@ def users_members(value: Any) -> Iterator[tuple[str, Any]]:
 
     That is a generator, such as the engine of a sequence of points, which a user has made for a
     model; and in the parts of a pipeline of data, functions and objects of the user's, and torch's
-    samplers and datasets, which may hold such. Of a logger, it is handlers and filters.
+    samplers and datasets, which may hold such. A logger has handlers and filters.
     """
     for name, member in namespace(value).items():
         if isinstance(member, GENERATORS):
