@@ -8,6 +8,7 @@ that it is to stop.
 """
 
 import ctypes
+import itertools
 import logging
 import os
 import signal
@@ -37,7 +38,9 @@ from sagemaker_lightning.contract.shutdown import handled_signals
 STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 LOOKS_FOR_ORPHANS = 1.0
-"""Seconds between two looks at what the program has left: what has ended, and who waits for it."""
+"""Seconds between two looks at whether a deaf process waits for what its program has left."""
+REAPS_AFTER = 10
+"""Looks at the program, ten in a second, between two at the orphans that have ended."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 MARK_VARIABLE = "SAGEMAKER_LIGHTNING_TRAIN"
 """The variable that entrypoint.sh starts `train` with; all that the job starts inherits it."""
@@ -182,13 +185,12 @@ class Supervisor:
             ).start()
         # If a signal came right before this thread waited in the kernel, Python would run its
         # handler at the program's end. So it looks again and again.
-        reaps_at = 0.0
+        looks = itertools.count(1)
         while self.child.pid not in self.statuses:
             time.sleep(0.1)
             note_status(self.child.pid, self.statuses, os.WNOHANG)
-            if time.monotonic() > reaps_at:
+            if next(looks) % REAPS_AFTER == 0:
                 self._reap_orphans()
-                reaps_at = time.monotonic() + LOOKS_FOR_ORPHANS
         status = self.child.wait()
         for process in self._living_processes():
             # A rank that is frozen dies of its launcher's end (process/parent_process.py) only
