@@ -408,7 +408,7 @@ def _name_of_change(node: Node, name: str) -> str:
 
 
 def _numbers_in(node: Node) -> list[Any]:
-    """Return the numbers of a list, if it has those and rows of such alone, or of a row in a list."""
+    """Return the numbers of a list of numbers, or of rows of such, or of a row in a list."""
     is_in_list = node.parent is not None and node.parent.kind is KINDS["list"]
     is_row = node.kind is KINDS["tuple"] and is_in_list
     if len(node.parts) > MAX_NUMBERS or not (is_row or node.kind is KINDS["list"]):
