@@ -114,19 +114,20 @@ def _causes_in_data(trainer: Trainer) -> Iterator[str]:
                 else "which has to give the same batches again"
             )
             yield f"loader {number}, {with_article(_class_name(type(loader)))}, {reason}"
-        keepers = list(_own(loader, "dataset", "collate_fn")) if workers else []
+        keepers = list(_own_classes(loader, "dataset", "collate_fn")) if workers else []
         if keepers:
             yield f"what {' or '.join(keepers)} keeps in its {workers} data worker(s)"
-        order = divided(loader) or loader  # ours has the user's
-        yield from (f"what training changes in {name}" for name in _own(order, "sampler"))
+        ours = divided(loader)  # has the user's sampler; it may have no length
+        order = loader if ours is None else ours
+        yield from (f"what training changes in {name}" for name in _own_classes(order, "sampler"))
     for hook in ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"):
         for owner in (trainer.lightning_module, data_module_of(trainer)):
             if owner is not None and is_overridden(hook, owner):
                 yield f"what {_class_name(type(owner))}.{hook} draws"
 
 
-def _own(loader: Any, *names: str) -> Iterator[str]:
-    """Yield the classes of those attributes of a loader whose objects are of the user's classes."""
+def _own_classes(loader: Any, *names: str) -> Iterator[str]:
+    """Yield the user's classes of which objects are in some attributes of a loader."""
     for object_ in (getattr(loader, name, None) for name in names):
         is_code = isinstance(object_, object_graph.CODE)
         if object_ is not None and not is_code and not object_graph.is_library_class(type(object_)):

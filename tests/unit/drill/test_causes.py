@@ -74,6 +74,23 @@ class Masks:
         return samples
 
 
+class Ordered(SimpleNamespace):
+    """Has the length of its sampler, if that has one."""
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class Endless(Sampler):
+    """A sampler of the user's, without a length."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __iter__(self):
+        return itertools.count()
+
+
 class Following(RandomSampler):
     """A sampler that training changes."""
 
@@ -150,7 +167,7 @@ def collate(samples):
 
 def exactly(loader: DataLoader, sampler: Sampler | None = None) -> DataLoader:
     """Return a loader whose order something of ours makes, by a sampler."""
-    loader.exactly = SimpleNamespace(sampler=sampler)
+    loader.exactly = Ordered(sampler=sampler)
     return loader
 
 
@@ -205,6 +222,10 @@ NO_CAUSE = "something in the data that no seed decides: time, another library's 
         (
             exactly(DataLoader(Points()), Following(Points())),
             f"what training changes in {HERE}.Following",
+        ),
+        (
+            exactly(DataLoader(Points()), Endless()),
+            f"what training changes in {HERE}.Endless",
         ),
         (
             exactly(DataLoader(torch.utils.data.TensorDataset(torch.zeros(2)), num_workers=2)),
