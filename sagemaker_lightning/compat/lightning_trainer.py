@@ -170,9 +170,9 @@ def call_within(owner: Any, name: str, context: Callable[[], AbstractContextMana
 
 
 def averager_variables(strategy: Strategy) -> dict[str, Any]:
-    """Return the variables of what averages the ranks' weights from time to time; {} for none.
+    """Return the variables of DDPStrategy's model averager, which counts steps; {} if it has none.
 
-    It counts the steps of which it leaves some out. On an upgrade: see `_enable_model_averaging` in
+    On an upgrade: see `_enable_model_averaging` in
     strategies/ddp.py.
     """
     averager = getattr(strategy, "_model_averager", None)

@@ -39,12 +39,9 @@ from sagemaker_lightning.contract.log import log
 NAMED = 3
 """Number of weights that a line names."""
 SIZES = "data_parallel_size", "tensor_parallel_size"
-Placed = tuple[DeviceMesh, tuple[Placement, ...]]
 KEEP_GRADIENTS = "set_requires_gradient_sync", "set_requires_all_reduce"
 """The methods of FSDPModule that may have gradients be kept without an exchange."""
-
-
-SWITCHES = (
+SET_SUMS = (
     "set_gradient_divide_factor",
     "set_reduce_scatter_divide_factor",
     "set_force_sum_reduction_for_comms",
@@ -53,8 +50,11 @@ SWITCHES = (
     "set_all_reduce_hook",
 )
 """The methods of FSDPModule that change what the ranks' gradients add up to."""
-_switched: MutableMapping[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+_sums_set: MutableMapping[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 """What these methods of a module were called with last."""
+
+Placed = tuple[DeviceMesh, tuple[Placement, ...]]
+"""How a weight is shared out."""
 
 
 class ResumableModelParallel(ModelParallelStrategy):
@@ -107,12 +107,12 @@ class ResumableModelParallel(ModelParallelStrategy):
         written = [
             name
             for name, weight in named_parameters(model)
-            if name in own and _take(weight, own[name])
+            if name in own and _write_part(weight, own[name])
         ]
         if written and not self.has_warned_of_writes:
             self.has_warned_of_writes = True
             log.warning(
-                f"{', '.join(written[:NAMED])}: something was written into the whole of it, which "
+                f"{first_names(written)}: something was written into the whole of it, which "
                 "fully_shard() had gathered for a forward: checkpoints keep it, and other calls of "
                 "state_dict() drop it; call reshard() of the module first"
             )
@@ -318,7 +318,7 @@ def settle_sharded_classes(model: LightningModule) -> None:
             class_.__name__ = base.__name__
             for name in KEEP_GRADIENTS:
                 setattr(class_, name, _refusing_false(name))
-            for name in SWITCHES:
+            for name in SET_SUMS:
                 if hasattr(FSDPModule, name):  # newer than the oldest torch, some of them
                     setattr(class_, name, _noting(name))
 
@@ -340,22 +340,22 @@ def _refusing_false(name: str) -> Callable[..., None]:
 
 
 def _noting(name: str) -> Callable[..., None]:
-    """Return a method of FSDPModule whose newest arguments `switches` returns."""
+    """Return a method of FSDPModule whose newest arguments `fsdp_settings` returns."""
     method = getattr(FSDPModule, name)
 
     def noting(module: nn.Module, *values: Any, **options: Any) -> None:
         method(module, *values, **options)
-        _switched.setdefault(module, {})[name] = (values, options)
+        _sums_set.setdefault(module, {})[name] = (values, options)
 
     return noting
 
 
-def switches(model: LightningModule) -> dict[str, Any]:
-    """Return what was set of how the ranks add up gradients, by the name of its method."""
+def fsdp_settings(model: LightningModule) -> dict[str, Any]:
+    """Return what was set of how `fully_shard` adds up gradients, by its method's name."""
     return {
         f"{name}.{method}()": values
         for name, module in model.named_modules()
-        for method, values in _switched.get(module, {}).items()
+        for method, values in _sums_set.get(module, {}).items()
     }
 
 
@@ -419,6 +419,11 @@ def reshard(trainer: Trainer) -> None:
         strategy.reshard()
 
 
+def first_names(names: Sequence[str]) -> str:
+    """Return the first few names of weights as one text."""
+    return ", ".join(names[:NAMED])
+
+
 def own_part(weight: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
     """Return this rank's part of a weight that `fully_shard` has gathered.
 
@@ -441,8 +446,8 @@ def own_part(weight: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) 
 
 
 @torch.no_grad()
-def _take(weight: nn.Parameter, part: Tensor) -> bool:
-    """Write a part into that of a weight; return whether that had other values.
+def _write_part(weight: nn.Parameter, part: Tensor) -> bool:
+    """Write this rank's part of a weight; return whether it had other values.
 
     Whole weights may be of another precision.
     """

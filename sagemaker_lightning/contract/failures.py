@@ -343,7 +343,8 @@ def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False
     """
     if not replaces and written(failure_file):
         return
-    # Who reads the reason gets it as text: a program may have printed anything.
+    # Who reads the reason gets it as text: a program may have printed anything, and a file's name,
+    # which an error may have in it, need not be UTF-8.
     line, trace = (printable(ESCAPES.sub("", text), "\n\t") for text in (line, trace))
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
     # The line has the beginning of a long message: the place counts more than its end.
@@ -351,8 +352,7 @@ def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False
     end = trace[place:][:room] if 0 <= place < len(trace) - room else trace[-room:]
     text = f"{line}\n{end}" if trace and room > 0 else line
     with suppress(FileExistsError):  # another rank was the first
-        # A file's name, which an error may have in it, need not be UTF-8.
-        write_instead(failure_file, text.encode(errors="backslashreplace"))
+        write_instead(failure_file, text.encode())
 
 
 def written(failure_file: Path) -> str:

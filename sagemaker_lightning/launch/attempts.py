@@ -170,13 +170,13 @@ def _restart(
     if not why_not:
         known = {host: fault for host, fault in faults.items() if fault}
         step = step_reached(known.values())
-        return ContainerRestart(_why(known), step, watchdog.trouble_at or now)
+        return ContainerRestart(_why_and_where(known), step, watchdog.trouble_at or now)
     if own.kind is not FaultKind.STOP:
         error.restarts = restarts.summary(why_not)  # type: ignore[attr-defined]  # of any class
     return None
 
 
-def _why(faults: Mapping[str, Fault]) -> str:
+def _why_and_where(faults: Mapping[str, Fault]) -> str:
     """Return what has ended the job's programs; of several hosts, also on which one.
 
     Args:

@@ -371,8 +371,7 @@ class Supervisor:
                     self.ended_orphans.add(pid)
                     continue
                 with suppress(ChildProcessError):
-                    note_status(pid, self.statuses, os.WNOHANG)
-                    os.waitpid(pid, os.WNOHANG)
+                    reap(pid, self.statuses)
 
     def _kill(self) -> None:
         for process in self._living_processes():
@@ -435,6 +434,17 @@ def note_status(pid: int, statuses: dict[int, int], options: int = 0) -> None:
         statuses[pid] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
+def reap(pid: int, statuses: dict[int, int]) -> None:
+    """Reap a child of this process that has ended, and note its exit status.
+
+    Args:
+        pid: Its PID.
+        statuses: As in `note_status`.
+    """
+    note_status(pid, statuses, os.WNOHANG)
+    os.waitpid(pid, os.WNOHANG)
+
+
 def living_processes(
     program: int, others: Container[int], statuses: dict[int, int]
 ) -> list[psutil.Process]:
@@ -459,8 +469,7 @@ def living_processes(
                     running.append(process)
             # Only its new parent, this process, can reap an orphan.
             elif process.pid != program and process.ppid() == os.getpid():
-                note_status(process.pid, statuses, os.WNOHANG)
-                os.waitpid(process.pid, os.WNOHANG)
+                reap(process.pid, statuses)
     return running
 
 

@@ -57,7 +57,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
-from sagemaker_lightning.contract.shutdown import Stop, stops_training
+from sagemaker_lightning.contract.shutdown import Stop, status, stops_training
 from sagemaker_lightning.data.seeded_indices import draws_undone, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
@@ -567,7 +567,7 @@ class ExactResume(EarlyCallback):
                 self.failed = FailedFit(run)
         if isinstance(exception, SIGTERMException) and exception.code is None:
             # In a test or a prediction, Lightning ends the process with status 0.
-            exception.code = 128 + signal.SIGTERM
+            exception.code = status(signal.SIGTERM)
 
     # While it trains ------------------------------------------------------------------------------
 

@@ -14,14 +14,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sagemaker_lightning.compat import dtensors
-from sagemaker_lightning.compat.model_parallel import mesh_of
+from sagemaker_lightning.compat.model_parallel import first_names, mesh_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.snapshot import sums_of_bits
-
-NAMED = 3
-"""Number of weights that a line names."""
 
 
 def check_meshes(trainer: Trainer) -> None:
@@ -43,14 +40,14 @@ def check_meshes(trainer: Trainer) -> None:
     apart = list(_trained_apart(trainer.lightning_module, mesh))
     if whole := [name for name, parameter in apart if not isinstance(parameter, DTensor)]:
         raise UserError(
-            f"configure_model(): found weights that nothing shards ({_first(whole)}), which each "
-            "rank would train for itself; call fully_shard() on a module that has them, too, such "
-            "as the whole network"
+            f"configure_model(): found weights that nothing shards ({first_names(whole)}), which "
+            "each rank would train for itself; call fully_shard() on a module that has them, too, "
+            "such as the whole network"
         )
     of_same_samples = set(_ranks(mesh["tensor_parallel"]))
     if wrong := [name for name, each in apart if of_same_samples.issuperset(_ranks_of(each))]:
         raise UserError(
-            f"configure_model(): found weights ({_first(wrong)}) that are shared out over "
+            f"configure_model(): found weights ({first_names(wrong)}) that are shared out over "
             'device_mesh["tensor_parallel"] alone, whose ranks train on the same samples: nobody '
             f"would add up the gradients of the {mesh['data_parallel'].size()} shares of the "
             'samples; call fully_shard(..., mesh=self.device_mesh["data_parallel"]), after '
@@ -61,15 +58,16 @@ def check_meshes(trainer: Trainer) -> None:
     if apart:
         ranks = ", ".join(map(str, _ranks_of(apart[0][1])))
         log.warning(
-            f"configure_model(): {_first([name for name, _ in apart])}: the ranks {ranks} alone "
-            f"add up their gradients, of {mesh.size()} ranks that train on different samples: "
-            "each such group trains a model of its own, and what is saved for use is rank 0's; if "
-            'that is not meant, call fully_shard() with self.device_mesh["data_parallel"], or with '
+            f"configure_model(): {first_names([name for name, _ in apart])}: the ranks {ranks} "
+            f"alone add up their gradients, of {mesh.size()} ranks that train on different "
+            "samples: each such group trains a model of its own, and what is saved for use is rank "
+            "0's; if that is not meant, call fully_shard() with "
+            'self.device_mesh["data_parallel"], or with '
             "both dimensions of a mesh of your own"
         )
     if same := list(_repeated(trainer.lightning_module, mesh)):
         log.warning(
-            f"configure_model(): {_first(same)}: fully_shard() over "
+            f"configure_model(): {first_names(same)}: fully_shard() over "
             f'device_mesh["tensor_parallel"], whose {mesh["tensor_parallel"].size()} ranks train '
             "on the same samples: each does all of the work, unless your code divides it, as "
             "context parallelism does; else give the strategy "
@@ -95,8 +93,8 @@ def check_optimizers(trainer: Trainer) -> None:
             raise UserError(
                 f"configure_optimizers(): found {type(optimizer).__name__}, which was made "
                 "before fully_shard() or parallelize_module() has put others in the places of its "
-                f"weights ({_first(names)}): it would train none that the model has; make it in "
-                "configure_optimizers()"
+                f"weights ({first_names(names)}): it would train none that the model has; make it "
+                "in configure_optimizers()"
             )
 
 
@@ -218,7 +216,3 @@ def _ranks_of(parameter: nn.Parameter) -> list[int]:
 
 def _ranks(mesh: DeviceMesh) -> list[int]:
     return [int(rank) for rank in mesh.mesh.flatten()]
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:NAMED])

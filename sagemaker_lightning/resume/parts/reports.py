@@ -17,7 +17,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 from torchmetrics import MetricTracker
 
-from sagemaker_lightning.compat.model_parallel import switches
+from sagemaker_lightning.compat.model_parallel import fsdp_settings
 from sagemaker_lightning.compat.torch_modules import (
     ELEMENTWISE_HOOKS,
     communication_hooks,
@@ -174,9 +174,11 @@ class Reports:
         """
         if not self.trainer.is_global_zero:
             return
+        said = {NUMBER.sub("", line) for line in self.lines}
         for rank, lines in enumerate(lines_of_ranks):
             for line in lines:
-                if NUMBER.sub("", line) not in {NUMBER.sub("", said) for said in self.lines}:
+                if (without_numbers := NUMBER.sub("", line)) not in said:
+                    said.add(without_numbers)
                     self.lines.append(line)
                     log.warning(f"rank {rank}: {line}")
         self.lines_taken = len(self.lines)
@@ -213,9 +215,10 @@ class Reports:
                 )
 
     def _settings(self) -> dict[str, object]:
+        """Return settings that a checkpoint lacks, by how they are named in a line."""
         return {
             **library_settings.present(),
-            **switches(self.trainer.lightning_module),
+            **fsdp_settings(self.trainer.lightning_module),
             **ddp_settings(self.trainer.strategy.model),
         }
 
@@ -457,10 +460,9 @@ class Reports:
         if holder is not None and isinstance(holder.value, MetricTracker):
             return True
         if holder is not None and holder.kind is OBJECT and unsaved.is_part:
-            before = dict(zip(holder.note, holder.parts, strict=False)).get(unsaved.name)
-            if before is not None and before is object_graph.namespace(holder.value).get(
-                unsaved.name
-            ):
+            before = holder.attributes.get(unsaved.name)
+            now = object_graph.namespace(holder.value).get(unsaved.name)
+            if before is not None and before is now:
                 return False
         owner = start_hooks.objects_of_hooks(self.trainer).get(unsaved.path)
         is_module = any(isinstance(each, nn.Module) for each in (unsaved.value, unsaved.refused))
@@ -610,7 +612,7 @@ def opens_when_used(unsaved: Unsaved, start: Start) -> bool:
     is_datas = unsaved.path.startswith((TRAINING, VALIDATION))
     if holder is None or not is_datas or unsaved.loses:
         return False
-    before = dict(zip(holder.note, holder.parts, strict=False)).get(unsaved.name)
+    before = holder.attributes.get(unsaved.name)
     container = start.nodes.get(id(before)) if unsaved.is_part else None
     others = container.parts if container else [before]
     if not all(type(other) in (type(unsaved.refused), *SCALARS) for other in others):
@@ -641,9 +643,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         return True
     if _is_librarys_value(owner):
         return True  # such an object cannot be used without one of its parts
-    before: dict[str, Any] = {}
-    if owner is not None and owner.kind is OBJECT:
-        before = dict(zip(owner.note, owner.parts, strict=False))
+    before = owner.attributes if owner is not None and owner.kind is OBJECT else {}
     if is_table(unsaved.value):
         is_datas = unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
         return unsaved.changes or not is_datas or is_table(before.get(unsaved.name))

@@ -366,7 +366,7 @@ class Encoder:
                 return None
             note, parts = changes
             if "gone" in note:  # such as the hooks of a lazy module, which are the library's matter
-                held = dict(zip(before.note, before.parts, strict=False))
+                held = before.attributes
                 note["gone"] = [
                     name
                     for name in note["gone"]

@@ -413,6 +413,11 @@ class Node:
         self.note, self.parts = kind.take(value)
 
     @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by name, if it is the node of an object that has such."""
+        return dict(zip(self.note, self.parts, strict=False))
+
+    @property
     def path(self) -> str:
         """The path by which the object is reached first."""
         steps = []

@@ -31,6 +31,7 @@ from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import is_of, once_at_one_moment, owner_of
 
 ORDERLESS = "set", "frozenset"
+NUMBERS = int, float, np.number
 MAX_NUMBERS = 1 << 16
 """Numbers, at most, of a list of which a hash is taken."""
 
@@ -416,15 +417,13 @@ def _numbers_in(node: Node) -> list[Any]:
     found = [
         part
         for part in node.parts
-        if isinstance(part, (int, float, np.number)) or (type(part) is tuple and _are_numbers(part))
+        if isinstance(part, NUMBERS) or (type(part) is tuple and _are_numbers(part))
     ]
     return found if is_row or len(found) == len(node.parts) else []
 
 
 def _are_numbers(values: Any) -> bool:
-    return 0 < len(values) <= MAX_NUMBERS and all(
-        isinstance(value, (int, float, np.number)) for value in values
-    )
+    return 0 < len(values) <= MAX_NUMBERS and all(isinstance(value, NUMBERS) for value in values)
 
 
 def nodes_of(record: Record) -> list[list[Any]]:

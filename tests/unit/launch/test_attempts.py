@@ -220,7 +220,8 @@ def test_the_failure_file_says_how_often_it_was_tried(tmp_path):
 
 def test_a_restart_of_several_hosts_names_the_one_where_it_began():
     death, effect = Fault("x was killed", FaultKind.DEATH), Fault("x ended", FaultKind.EFFECT)
-    assert attempts._why({"algo-1": effect, "algo-2": death}) == "host algo-2: x was killed"
-    assert attempts._why({"algo-1": death}) == "x was killed"
+    both = {"algo-1": effect, "algo-2": death}
+    assert attempts._why_and_where(both) == "host algo-2: x was killed"
+    assert attempts._why_and_where({"algo-1": death}) == "x was killed"
     known = Fault("host algo-2, local rank 1 ended", FaultKind.DEATH)
-    assert attempts._why({"algo-1": effect, "algo-2": known}) == known.why
+    assert attempts._why_and_where({"algo-1": effect, "algo-2": known}) == known.why

@@ -142,8 +142,7 @@ class ObjectKind(Kind):
             touched: The names of attributes that are written even if they have not changed, or
                 are gone; "" for what the container holds.
         """
-        before = dict(zip(start.note, start.parts, strict=False))
-        now = dict(zip(node.note, node.parts, strict=False))
+        before, now = start.attributes, node.attributes
         absent = object()
         changed = [
             name
