@@ -192,26 +192,33 @@ class UserObjects(Part):
     @property
     def lost_before(self) -> list[str]:
         """The names of what the resumed checkpoint lacks, as lines of earlier starts have them."""
-        return _lost(self.run.resumed.of(self)) if self.run.resumed else []
+        return _names_lost(self.run.resumed.of(self)) if self.run.resumed else []
 
     @property
     def lost_on_ranks(self) -> list[str]:
-        """The same, with what it lacks of other ranks."""
+        """The names of what the resumed checkpoint lacks of this rank, and of others."""
         own = self.lost_before
         of_ranks = self.run.resumed.of_all_ranks(self.key) if self.run.resumed else []
-        found = {name: rank for rank, saved in enumerate(of_ranks) for name in _lost(saved)}
+        found = {name: rank for rank, saved in enumerate(of_ranks) for name in _names_lost(saved)}
         return own + [f"{name} of rank {rank}" for name, rank in found.items() if name not in own]
 
     def explain_missing(self, name: str) -> None:
         """Print, if code of a resumed run misses an attribute, that no checkpoint can have it."""
-        unsaved = self.run.resumed.of(self)["unsaved"] if self.run.resumed else {}
-        for path, (kind, *_) in unsaved.items():
-            if path.rpartition(".")[2] == name:
+        for path in self.run.resumed.of(self)["unsaved"] if self.run.resumed else ():
+            kind = self._kind_unsaved(path)
+            if kind and path.rpartition(".")[2] == name:
                 log.error(
-                    f"{printable(path)}: the interrupted run had {with_article(printable(kind))} "
-                    "there, which no checkpoint can hold; make it where each start does, such as "
-                    "in on_train_start(), or where it is missing"
+                    f"{printable(path)}: the interrupted run had {kind} there, which no checkpoint "
+                    "can hold; make it where each start does, such as in on_train_start(), or "
+                    "where it is missing"
                 )
+
+    def _kind_unsaved(self, name: str) -> str:
+        """Return of which class a value is that the checkpoint cannot hold; "" for others."""
+        unsaved = self.resumed.of(self)["unsaved"].get(name)
+        if type(unsaved) is not list or not unsaved:
+            return ""
+        return with_article(printable(str(unsaved[0]))[:200])
 
     @contextmanager
     def noting_replaced_numbers(self) -> Iterator[None]:
@@ -313,13 +320,10 @@ class UserObjects(Part):
 
     def why(self, name: str) -> str:
         """Return that no checkpoint can hold it, if that is why it differs."""
-        unsaved = self.resumed.of(self)["unsaved"].get(name)
-        if type(unsaved) is not list or not unsaved:
+        if not (kind := self._kind_unsaved(name)):
             return self.why_differs
-        kind = unsaved[0]
         return (
-            f"{with_article(printable(str(kind))[:200])}, which no checkpoint can hold; keep "
-            f"numbers, text or arrays there, or {HINT}"
+            f"{kind}, which no checkpoint can hold; keep numbers, text or arrays there, or {HINT}"
         )
 
     def _computed_and_unchanged(self) -> list[str]:
@@ -344,8 +348,7 @@ class UserObjects(Part):
         for path, name, *_ in self.graph.unsaved:
             if (node := start.by_path.get(path)) is None or not name:
                 continue
-            attributes = dict(zip(node.note, node.parts, strict=False))
-            if _is_absent(attributes, name):
+            if _is_absent(node.attributes, name):
                 yield path, name
 
     def _restore_graph(
@@ -409,9 +412,9 @@ class UserObjects(Part):
         }
 
 
-def _lost(saved: Any) -> list[str]:
-    """Return which names a rank's part of a checkpoint has of what it lacks."""
-    lost = saved.get("lost")
+def _names_lost(saved: Any) -> list[str]:
+    """Return the names of what a checkpoint lacks of a rank, as that rank has saved them."""
+    lost = saved.get("lost") if isinstance(saved, dict) else None
     return [*map(str, lost)] if isinstance(lost, list) else []
 
 

@@ -49,6 +49,7 @@ from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import (
     UserObjects,
+    _names_lost,
     run_creating_hooks,
 )
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -783,3 +784,12 @@ class Gathering(Model):
 
 def test_a_function_of_torch_distributed_is_known_by_its_own_name():
     assert {"gathered", "all_gather"} <= set(names_in_code(trainer_of(Gathering())))
+
+
+@pytest.mark.parametrize(
+    ("saved", "names"),
+    [({"lost": ["a.b", 1]}, ["a.b", "1"]), ({"lost": 3}, []), ({}, []), ([], [])],
+)
+def test_names_of_what_a_rank_lacks_may_have_any_form(saved, names):
+    """A forged checkpoint may have it for other ranks, of which nothing else is read."""
+    assert _names_lost(saved) == names
