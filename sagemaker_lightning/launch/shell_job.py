@@ -55,7 +55,7 @@ SCRIPT = "sm_train.sh"
 # why.
 AFTERWARDS = re.compile(
     r"^(Command failed with exit code -?\d+\. Traceback: |\++ handle_error$"
-    r"|An error occurred with exit code \d+$"
+    r"|An error occurred with exit code \d+\n?\Z"  # the last line: a program may print such, too
     r'|Traceback .*\n  File "[^"]*/sm_drivers/.*\n(  .*\n)*subprocess\.CalledProcessError: )',
     re.M,
 )
