@@ -320,8 +320,11 @@ class Supervisor:
         """
         hearing = []
         if is_deaf := self.is_deaf:
-            for process in psutil.process_iter():
+            # psutil.process_iter() keeps processes from call to call: one whose PID another process
+            # has now would get no signal.
+            for pid in psutil.pids():
                 with suppress(psutil.Error, ProcessLookupError):
+                    process = psutil.Process(pid)
                     if os.getpgid(process.pid) == group and not is_deaf(process.cmdline()):
                         hearing.append(process)
         if not hearing:

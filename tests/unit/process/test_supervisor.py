@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -444,6 +445,37 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     expected = (7, "got SAVED\n") if starts else (-15, "")
     assert (ended.status, ended.stderr) == expected
     assert log.getvalue().decode() == expected[1]
+
+
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")  # pid_namespaces(7): the next PID is the one after
+
+
+@pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="who may not choose PIDs")
+def test_a_program_gets_its_signal_if_another_process_had_its_pid(tmp_path):
+    ready = tmp_path / "ready"
+    program = f"trap 'exit 9' TERM; touch {ready}; while :; do sleep 0.05; done"
+    for _ in range(20):  # another process may come first
+        other = subprocess.Popen(["sleep", "60"])
+        list(psutil.process_iter())
+        other.kill()
+        other.wait()
+        supervisor = Supervisor(is_deaf=lambda words: False)
+
+        def stop(supervisor=supervisor) -> None:
+            while not ready.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with supervisor:
+            threading.Thread(target=stop, daemon=True).start()
+            LAST_PID.write_text(str(other.pid - 1))
+            ended = supervisor.run(["sh", "-c", program], cwd=tmp_path)
+        assert supervisor.child is not None
+        assert ended.status == 9
+        ready.unlink()
+        if supervisor.child.pid == other.pid:
+            return
+    pytest.fail("the PID was never given again")
 
 
 # Reads its program's output to the end before it asks how the program has ended, as SDK 3's driver.
