@@ -46,7 +46,7 @@ from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import Unsaved, owner_with_own_state
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
-from sagemaker_lightning.state.graph.kinds.objects import BASES
+from sagemaker_lightning.state.graph.kinds.objects import BASES, SPACES
 from sagemaker_lightning.state.graph.kinds.states import is_read
 from sagemaker_lightning.state.graph.nodes import (
     LIBRARYS,
@@ -416,12 +416,31 @@ class Reports:
             ):
                 self.reported |= {place, (*place, "module")}
                 verb = "holds" if each.is_part else "is"
-                self._say(
-                    f"{each.path}.{each.name} {verb} {with_article(each.kind)} that was "
-                    "made while training, and a resumed run cannot make it to load its "
-                    "weights: after an interruption this run cannot continue; make it in "
-                    "__init__() or configure_model()"
+                outcome = (
+                    "and a resumed run loads its weights into what the program makes there at its "
+                    "start: unless a hook makes it again, this run is not exact after an "
+                    "interruption"
+                    if self._takes_place_of_like(f"{each.path}.{each.name}", made)
+                    else "and a resumed run cannot make it to load its weights: after an "
+                    "interruption this run cannot continue"
                 )
+                self._say(
+                    f"{each.path}.{each.name} {verb} {with_article(each.kind)} that was made while "
+                    f"training, {outcome}; make it in __init__() or configure_model()"
+                )
+
+    def _takes_place_of_like(self, path: str, made: nn.Module) -> bool:
+        """Return whether the start has weights of the same names and shapes at a module's place."""
+        before = {
+            name.removeprefix(f"{path}."): SPACES[space][0](module).get(own_name)
+            for name, (module, space, own_name) in self.state.begin().tensors.items()
+            if name.startswith(f"{path}.")
+        }
+        now = dict([*made.named_parameters(), *made.named_buffers()])
+        return before.keys() == now.keys() and all(
+            tensor is not None and tensor.shape == now[name].shape
+            for name, tensor in before.items()
+        )
 
     def report_weights(self, changed: Iterable[str]) -> None:
         """Print, once for each, which weights have taken the place of what was computed.

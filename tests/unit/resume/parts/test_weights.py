@@ -16,7 +16,7 @@ from short_fits import (
     training,
     weights,
 )
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 from torch.optim.swa_utils import AveragedModel
@@ -193,6 +193,26 @@ def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(
     ]
     with pytest.raises(UserError, match=f"found weights {weight}, which the model has not got"):
         fitted(tmp_path, make)
+
+
+class Rewritten(Noted):
+    """Has its layer replaced by one of torch.fx from its second epoch on."""
+
+    def on_train_start(self):
+        """Change nothing."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.line = fx.symbolic_trace(self.line)
+
+
+def test_a_layer_in_the_place_of_one_with_the_same_weights_refuses_no_resume(tmp_path, capsys):
+    with interrupted():
+        fitted(tmp_path, Rewritten, stop="batch 1:1")
+    (line,) = said_of_model(capsys)
+    assert line.startswith("warning: model.line is a torch.fx.graph_module.GraphModule")
+    assert "unless a hook makes it again, this run is not exact after an interruption" in line
+    fitted(tmp_path, Rewritten)
 
 
 def said_of_model(capsys) -> list[str]:
