@@ -9,6 +9,7 @@ the methods that restore, and when it is called) and callbacks/model_checkpoint.
 four methods below, and with what).
 """
 
+import enum
 import functools
 import inspect
 import re
@@ -335,44 +336,22 @@ def load_optimizers_within(
     strategy.load_optimizer_state_dict = load_optimizer_state_dict  # type: ignore[method-assign]  # of this one
 
 
-def load_optimizers_and_schedulers_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+class Loads(enum.StrEnum):
+    """What Lightning loads of a checkpoint, by the method of its connector that does."""
+
+    DATA_MODULE = "restore_datamodule"
+    MODEL = "restore_model"
+    CALLBACKS = "restore_callbacks"
+    LOOPS = "restore_loops"
+    OPTIMIZERS_AND_SCHEDULERS = "restore_optimizers_and_schedulers"
+    SCHEDULERS = "restore_lr_schedulers"
+
+
+def load_within(
+    trainer: Trainer, what: Loads, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Have Lightning load the optimizers' and the schedulers' next states within a context."""
-    call_within(trainer._checkpoint_connector, "restore_optimizers_and_schedulers", context)
-
-
-def load_schedulers_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
-) -> None:
-    """Have Lightning load the schedulers' next states within a context."""
-    call_within(trainer._checkpoint_connector, "restore_lr_schedulers", context)
-
-
-def load_data_module_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
-) -> None:
-    """Have Lightning load the data module's next state within a context."""
-    call_within(trainer._checkpoint_connector, "restore_datamodule", context)
-
-
-def load_module_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
-) -> None:
-    """Have Lightning load the model's next state within a context."""
-    call_within(trainer._checkpoint_connector, "restore_model", context)
-
-
-def load_callbacks_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
-) -> None:
-    """Have Lightning load the callbacks' next states within a context."""
-    call_within(trainer._checkpoint_connector, "restore_callbacks", context)
-
-
-def load_loops_within(trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Have Lightning load the next state of its loops within a context."""
-    call_within(trainer._checkpoint_connector, "restore_loops", context)
+    """Have Lightning load the next state of something within a context."""
+    call_within(trainer._checkpoint_connector, what, context)
 
 
 def make_optimizers_within(

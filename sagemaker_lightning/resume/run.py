@@ -319,17 +319,15 @@ class Run:
         resumed.checkpoint = checkpoint = loading.decoded(self, resumed)
         self.restore(Moment.LOADING)
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
-        lightning_checkpoints.load_data_module_within(
-            self.trainer, self._loading("a data module", self.part(DataEpoch).data_module_loads)
-        )
+        load_within, loads = lightning_checkpoints.load_within, lightning_checkpoints.Loads
         noting = self.part(UserObjects).noting_replaced_numbers
-        lightning_checkpoints.load_module_within(self.trainer, self._loading("weights", noting))
-        lightning_checkpoints.load_callbacks_within(
-            self.trainer, self._loading("callbacks", noting)
-        )
-        lightning_checkpoints.load_loops_within(
-            self.trainer, self._loading("loops", self.part(Limits).loading_loops)
-        )
+        for what, of_what, context in (
+            (loads.DATA_MODULE, "a data module", self.part(DataEpoch).data_module_loads),
+            (loads.MODEL, "weights", noting),
+            (loads.CALLBACKS, "callbacks", noting),
+            (loads.LOOPS, "loops", self.part(Limits).loading_loops),
+        ):
+            load_within(self.trainer, what, self._loading(of_what, context))
         weights = self.part(Weights)
         if weights.is_loaded_before_optimizers:
             lightning_checkpoints.make_optimizers_within(self.trainer, weights.first_weights)
@@ -371,9 +369,8 @@ class Run:
 
         Hooks change them, or make others.
         """
-        lightning_checkpoints.load_optimizers_and_schedulers_within(
-            self.trainer, self._optimizers_prepared
-        )
+        what = lightning_checkpoints.Loads.OPTIMIZERS_AND_SCHEDULERS
+        lightning_checkpoints.load_within(self.trainer, what, self._optimizers_prepared)
 
     @contextmanager
     def _optimizers_prepared(self) -> Iterator[None]:

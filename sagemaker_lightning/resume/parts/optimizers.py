@@ -236,7 +236,8 @@ class Schedulers(Part):
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Have Lightning load the states, or raise UserError for those that it cannot load."""
-        lightning_checkpoints.load_schedulers_within(self.trainer, self.loading)
+        what = lightning_checkpoints.Loads.SCHEDULERS
+        lightning_checkpoints.load_within(self.trainer, what, self.loading)
 
     def loading(self) -> AbstractContextManager[None]:
         """Let the states be loaded in the block, or raise UserError."""
