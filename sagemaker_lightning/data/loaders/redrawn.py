@@ -8,10 +8,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from sagemaker_lightning.compat.torch_data import (
     copied,
@@ -29,7 +30,7 @@ from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.pool_draws import PoolDraws
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of
-from sagemaker_lightning.state import generators
+from sagemaker_lightning.state import generators, object_graph
 from sagemaker_lightning.state.graph import values
 
 EACH_TIME = "other batches each time"
@@ -57,6 +58,22 @@ class WeightReads(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def loaders_within(loader: Any) -> list[DataLoader[Any]]:
+    """Return a DataLoader, or those that a loader of another class holds.
+
+    They are without those of classes that iterate in their own way, such as over an iterator that
+    they keep.
+    """
+    if isinstance(loader, DataLoader):
+        return [loader]
+    held = object_graph.walk({"loader": loader}, (DataLoader, Dataset, nn.Module, Trainer))
+    return [
+        each
+        for _, each in held
+        if isinstance(each, DataLoader) and type(each).__iter__ is DataLoader.__iter__
+    ]
+
+
 class Redrawn(UnplacedLoader):
     """A stream, or a loader of a class of its own.
 
@@ -67,6 +84,9 @@ class Redrawn(UnplacedLoader):
 
     def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str) -> None:
         super().__init__(loader, seed, mode, saves_between_epochs(loader))
+        self.torchs = loaders_within(loader)
+        """The DataLoaders that draw for it, or itself if it is one."""
+        self.workers = self.workers or sum(each.num_workers for each in self.torchs)
         self.workers_before = self.workers
         """The number of data workers of the run that is resumed."""
         self.proved = False
@@ -84,8 +104,8 @@ class Redrawn(UnplacedLoader):
         self.trusts_source: bool | None = None  # None while nothing was tried
         self.pools = PoolDraws()
         self.source: Any = None
-        stays = not self.own and getattr(loader, "persistent_workers", False)
-        if stays and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
+        stays = any(getattr(each, "persistent_workers", False) for each in self.torchs)
+        if stays and not self.own and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
                 f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
                 "that an epoch can be resumed, and so does what it counts in them; to keep both, "
@@ -99,7 +119,7 @@ class Redrawn(UnplacedLoader):
         It may be drawn from what training changes, such as a replay buffer; data workers have a
         copy of that.
         """
-        return not self.workers
+        return not getattr(self.loader, "num_workers", 0)
 
     def epoch_begins(self, epoch: int) -> None:
         """Seed an iteration by somebody else as if the loader had not been used before."""
@@ -171,8 +191,8 @@ class Redrawn(UnplacedLoader):
     def begin(self, turn: int, start: int = 0) -> None:
         """Begin an iteration at its first batch."""
         self._begin_turn(turn)
-        if isinstance(self.loader, DataLoader):
-            end_workers(self.loader)
+        for each in self.torchs:
+            end_workers(each)
         plan(self.loader, self.begun - 1, 0)
         self.iterator = self._iterate_seeded()
 
@@ -183,7 +203,7 @@ class Redrawn(UnplacedLoader):
         to be drawn again by data workers, nothing is compared.
         """
         self.proved = True
-        if done and self.workers:
+        if done and getattr(self.loader, "num_workers", 0):
             self.begin(0)
             return
         order = self.order.encode()

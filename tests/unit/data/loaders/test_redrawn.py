@@ -1,5 +1,6 @@
 """data/loaders/redrawn.py: loaders that are begun anew and drawn to the position."""
 
+import functools
 import queue
 import random
 import re
@@ -24,7 +25,7 @@ from loader_epochs import (
     train,
 )
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders import strange, unplaced
@@ -117,6 +118,45 @@ def test_workers_that_stay_are_said_to_begin_anew(capsys, monkeypatch, options, 
     warning = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
     output = capsys.readouterr().out
     assert output.count(warning) == output.count("\n") == begin_anew
+
+
+class Wrapping:
+    """Draws from a DataLoader that it holds, as timm's PrefetchLoader."""
+
+    def __init__(self, **options) -> None:
+        self.loader = DataLoader(Noisy(), 4, shuffle=True, **options)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self):
+        for batch in self.loader:
+            yield batch + 1
+
+
+class Noisy(Dataset):
+    """Twenty samples, with noise."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index):
+        return index + torch.rand(1)
+
+
+STAY = {"num_workers": 2, "persistent_workers": True}
+
+
+def test_data_workers_that_a_wrapped_loader_keeps_draw_the_same_after_a_resume():
+    make = functools.partial(Wrapping, **STAY)
+    assert train(make, [(0, 2), (1, 0), (1, 3)]) == train(make)
+
+
+def test_other_data_workers_of_a_wrapped_loader_are_refused_within_an_epoch():
+    states = stopped(functools.partial(Wrapping, **STAY), 3)
+    combined, fetcher = begin(Wrapping)
+    with pytest.raises(UserError, match="with 2 data workers, now there are 0"):
+        combined.begin(fetcher, 0, 3, states)
 
 
 @pytest.mark.slow
