@@ -75,6 +75,9 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     Returns the loader, and why it cannot be made exact; "" if it can. Raises UserError if the
     loader cannot be shared out among several ranks.
     """
+    if isinstance(loader, (Exact, Streamed)) and "planned" not in vars(loader):
+        # An attribute of the user's held it, and a checkpoint has made it again by its class alone.
+        loader.__class__ = type(loader).users_class
     if isinstance(loader, (PartitionedLoader, Streamed)):
         return loader, ""
     if isinstance(loader, Exact):

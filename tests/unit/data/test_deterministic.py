@@ -166,6 +166,16 @@ def test_a_loader_may_be_used_twice():
     assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training continues where it is
 
 
+def test_a_loader_that_a_checkpoint_has_made_again_by_its_class_is_made_exact():
+    """One that a user's attribute holds has of ours what its class says, and nothing more."""
+    loader = exact(DataLoader(list(range(8)), 4), 1)[0]
+    again = DataLoader.__new__(type(loader))
+    ours = object_graph.LOADER_ATTRIBUTES
+    vars(again).update({name: each for name, each in vars(loader).items() if name not in ours})
+    assert exact(again, 1) == (again, "")
+    assert list(map(str, again)) == list(map(str, loader))
+
+
 def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
     class Own(PartitionedLoader):
         def sizes(self, epoch, batch):
