@@ -21,7 +21,7 @@ from sagemaker_lightning.compat.torch_data import (
     kept_iterators,
     lead_nodes,
 )
-from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
@@ -32,6 +32,7 @@ from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of
 from sagemaker_lightning.state import generators, object_graph
 from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.kinds.base import is_of_users_code
 
 EACH_TIME = "other batches each time"
 BY_WEIGHTS = "by weights that training may change"
@@ -296,18 +297,31 @@ class Redrawn(UnplacedLoader):
         return None
 
     def _restore_source(self, state: Any) -> None:
+        """Give the source its saved state, or raise UserError if it does not take it."""
         if state is None:
             return
-        if self.of_nodes:
-            lead_nodes(self.loader, values.decode(state), are_equal)
-            return
-        present = self._encoded_source()
+        own = values.decode(state)
+        present = None if self.of_nodes else self._encoded_source()
         # Data workers draw from copies of it, of which some take no state of the whole.
-        if present is None or values.digest(present) != values.digest(state):
-            self._source.load_state_dict(values.decode(state))
-            # litdata's loader asks its datasets for their lengths as if there were no workers, and
-            # leaves them so.
-            sized_len(self.loader)
+        if present is not None and values.digest(present) == values.digest(state):
+            return
+        try:
+            if self.of_nodes:
+                lead_nodes(self.loader, own, are_equal)
+                return
+            self._source.load_state_dict(own)
+        except Exception as error:
+            if is_of_users_code(error):
+                raise  # what that says is theirs to see
+            raise UserError(
+                f"--data: {self.name} does not take the state that it has saved "
+                f"({printable(f'{type(error).__name__}: {error}')[:200]}); continue with the "
+                "options and the number of data workers that it had, or move the checkpoints away "
+                "to start anew"
+            ) from error
+        # litdata's loader asks its datasets for their lengths as if there were no workers, and
+        # leaves them so.
+        sized_len(self.loader)
 
     def _source_state(self) -> Any:
         """Return the state with which a new process draws what comes next.

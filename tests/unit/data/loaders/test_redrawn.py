@@ -25,7 +25,8 @@ from loader_epochs import (
     train,
 )
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
+from torchdata import nodes
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders import strange, unplaced
@@ -157,6 +158,24 @@ def test_other_data_workers_of_a_wrapped_loader_are_refused_within_an_epoch():
     combined, fetcher = begin(Wrapping)
     with pytest.raises(UserError, match="with 2 data workers, now there are 0"):
         combined.begin(fetcher, 0, 3, states)
+
+
+def test_a_state_that_a_librarys_loader_does_not_take_is_named():
+    """ParallelMapper has another state without workers."""
+
+    def made_with(workers: int) -> nodes.Loader:
+        sampler = nodes.SamplerWrapper(RandomSampler(range(8)))
+        return nodes.Loader(nodes.ParallelMapper(sampler, float, workers, method="thread"))
+
+    combined, fetcher = begin(lambda: made_with(2))
+    combined.begin(fetcher, 0, 0)
+    rest(fetcher)
+    states = combined.states(fetcher, False)
+    combined.reset()
+    resumed, other = begin(lambda: made_with(0))
+    with pytest.raises(UserError, match="does not take the state that it has saved .KeyError"):
+        resumed.give_back(states)
+        resumed.begin(other, 1, 0, states)
 
 
 @pytest.mark.slow
