@@ -82,10 +82,10 @@ LOADERS = {
         buffered(rng=random.Random(7)), 4, **workers
     ),
     "DataPipeline, detshuffle": lambda **workers: DataLoader(in_pipeline(), 4, **workers),
-    "shards drawn anew, by the clock": lambda **workers: DataLoader(
+    "shards drawn again, by the clock": lambda **workers: DataLoader(
         shards(resampled=True).decode().map(draw).with_epoch(16), 4, **workers
     ),
-    "shards drawn anew, by a seed": lambda **workers: DataLoader(
+    "shards drawn again, by a seed": lambda **workers: DataLoader(
         resampled().with_epoch(16), 4, **workers
     ),
     "mixed by RandomMix": lambda **workers: DataLoader(
