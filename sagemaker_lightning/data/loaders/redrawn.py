@@ -211,6 +211,7 @@ class Redrawn(UnplacedLoader):
         data = self.data.encode()
         threads = strange.users_threads(self.loader)
         pools = strange.pools(self.loader)
+        is_one_stream = strange.holds_generator(self.loader)
         weights = WeightReads()
         # What a DataLoader's own dataset draws, the line of its fetcher names.
         is_loader = isinstance(self.loader, DataLoader)
@@ -249,6 +250,8 @@ class Redrawn(UnplacedLoader):
         shared.give_back()
         self._put_back(repeated)
         if first_digest != digest_of(repeated):
+            if is_one_stream:  # the second iteration has continued where the first one was
+                self._put_back(batch)
             self._note_different()
 
     def _note_different(self, reason: str = EACH_TIME) -> None:

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.dummy import DummyProcess
 from multiprocessing.pool import ThreadPool
+from types import GeneratorType
 from typing import Any
 
+from pytorch_lightning import Trainer
+from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 from sagemaker_lightning.compat.torch_data import code_of_thread
@@ -62,6 +65,15 @@ def pools(loader: Any) -> set[int]:
     """Return the ids of the pools of threads that a loader holds."""
     held = object_graph.walk(_members_of(loader), TORCHS)
     return {id(object_) for _, object_ in held if isinstance(object_, POOL)}
+
+
+def holds_generator(loader: Any) -> bool:
+    """Return whether a loader holds a generator of Python's, which nobody can lead back.
+
+    All iterations of such a loader draw from it.
+    """
+    held = object_graph.walk(_members_of(loader), (Sampler, nn.Module, Trainer))
+    return any(isinstance(object_, GeneratorType) for _, object_ in held)
 
 
 def _has_generator(loader: Any) -> bool:

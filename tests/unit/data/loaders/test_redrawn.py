@@ -1,6 +1,7 @@
 """data/loaders/redrawn.py: loaders that are begun anew and drawn to the position."""
 
 import functools
+import itertools
 import queue
 import random
 import re
@@ -52,6 +53,40 @@ def test_a_stream_without_batches_gives_none():
 )
 def test_to_look_whether_batches_can_be_drawn_again_changes_none(name):
     assert train(LOADERS[name], proves=True) == train(LOADERS[name], proves=False)
+
+
+def endless():
+    """Yield numbers."""
+    yield from itertools.count()
+
+
+class OfOneStream(IterableDataset):
+    """Gives itself as its iterator, and goes through one generator."""
+
+    def __init__(self) -> None:
+        self.numbers = endless()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.numbers)
+
+
+class KeepsStreams:
+    """A loader of batches from a generator that it keeps, as DomainBed's."""
+
+    def __init__(self) -> None:
+        self.streams = [endless(), endless()]
+
+    def __iter__(self):
+        while True:
+            yield [next(stream) for stream in self.streams]
+
+
+@pytest.mark.parametrize("make", [lambda: DataLoader(OfOneStream(), 2), KeepsStreams])
+def test_no_batch_of_a_stream_that_all_iterations_share_is_lost(make):
+    assert train(make, limit=3, proves=True) == train(make, limit=3, proves=False)
 
 
 def test_nodes_that_draw_ahead_when_they_get_a_state_lose_nothing_by_that():
