@@ -337,7 +337,7 @@ def load_optimizers_within(
 
 
 class Loads(enum.StrEnum):
-    """What Lightning loads of a checkpoint, by the method of its connector that does."""
+    """A part of a checkpoint that Lightning loads: the method of its connector that does it."""
 
     DATA_MODULE = "restore_datamodule"
     MODEL = "restore_model"
@@ -350,7 +350,7 @@ class Loads(enum.StrEnum):
 def load_within(
     trainer: Trainer, what: Loads, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Have Lightning load the next state of something within a context."""
+    """Have Lightning load a part of the next checkpoint within a context."""
     call_within(trainer._checkpoint_connector, what, context)
 
 

@@ -172,8 +172,7 @@ def call_within(owner: Any, name: str, context: Callable[[], AbstractContextMana
 def averager_variables(strategy: Strategy) -> dict[str, Any]:
     """Return the variables of DDPStrategy's model averager, which counts steps; {} if it has none.
 
-    On an upgrade: see `_enable_model_averaging` in
-    strategies/ddp.py.
+    On an upgrade: see `_enable_model_averaging` in strategies/ddp.py.
     """
     averager = getattr(strategy, "_model_averager", None)
     return {} if averager is None else vars(averager)

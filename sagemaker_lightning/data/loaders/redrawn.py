@@ -85,9 +85,13 @@ class Redrawn(UnplacedLoader):
 
     def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str) -> None:
         super().__init__(loader, seed, mode, saves_between_epochs(loader))
-        self.torchs = loaders_within(loader)
+        self.data_loaders = loaders_within(loader)
         """The DataLoaders that draw for it, or itself if it is one."""
-        self.workers = self.workers or sum(each.num_workers for each in self.torchs)
+        self.has_own_workers = bool(self.workers)
+        """Whether data workers draw all of it, and not a part that it puts together with others."""
+        self.workers = self.workers or sum(
+            getattr(each, "num_workers", 0) for each in self.data_loaders
+        )
         self.workers_before = self.workers
         """The number of data workers of the run that is resumed."""
         self.proved = False
@@ -105,7 +109,7 @@ class Redrawn(UnplacedLoader):
         self.trusts_source: bool | None = None  # None while nothing was tried
         self.pools = PoolDraws()
         self.source: Any = None
-        stays = any(getattr(each, "persistent_workers", False) for each in self.torchs)
+        stays = any(getattr(each, "persistent_workers", False) for each in self.data_loaders)
         if stays and not self.own and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
                 f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
@@ -120,7 +124,7 @@ class Redrawn(UnplacedLoader):
         It may be drawn from what training changes, such as a replay buffer; data workers have a
         copy of that.
         """
-        return not getattr(self.loader, "num_workers", 0)
+        return not self.has_own_workers
 
     def epoch_begins(self, epoch: int) -> None:
         """Seed an iteration by somebody else as if the loader had not been used before."""
@@ -192,7 +196,7 @@ class Redrawn(UnplacedLoader):
     def begin(self, turn: int, start: int = 0) -> None:
         """Begin an iteration at its first batch."""
         self._begin_turn(turn)
-        for each in self.torchs:
+        for each in self.data_loaders:
             end_workers(each)
         plan(self.loader, self.begun - 1, 0)
         self.iterator = self._iterate_seeded()
@@ -204,14 +208,14 @@ class Redrawn(UnplacedLoader):
         to be drawn again by data workers, nothing is compared.
         """
         self.proved = True
-        if done and getattr(self.loader, "num_workers", 0):
+        if done and self.has_own_workers:
             self.begin(0)
             return
         order = self.order.encode()
         data = self.data.encode()
         threads = strange.users_threads(self.loader)
         pools = strange.pools(self.loader)
-        is_one_stream = strange.holds_generator(self.loader)
+        is_one_stream = strange.holds_python_generator(self.loader)
         weights = WeightReads()
         # What a DataLoader's own dataset draws, the line of its fetcher names.
         is_loader = isinstance(self.loader, DataLoader)
@@ -303,11 +307,11 @@ class Redrawn(UnplacedLoader):
         """Give the source its saved state, or raise UserError if it does not take it."""
         if state is None:
             return
-        own = values.decode(state)
         present = None if self.of_nodes else self._encoded_source()
         # Data workers draw from copies of it, of which some take no state of the whole.
         if present is not None and values.digest(present) == values.digest(state):
             return
+        own = values.decode(state)
         try:
             if self.of_nodes:
                 lead_nodes(self.loader, own, are_equal)

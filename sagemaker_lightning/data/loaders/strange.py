@@ -67,8 +67,8 @@ def pools(loader: Any) -> set[int]:
     return {id(object_) for _, object_ in held if isinstance(object_, POOL)}
 
 
-def holds_generator(loader: Any) -> bool:
-    """Return whether a loader holds a generator of Python's, which nobody can lead back.
+def holds_python_generator(loader: Any) -> bool:
+    """Return whether a loader holds a Python generator, which nobody can set to a position.
 
     All iterations of such a loader draw from it.
     """

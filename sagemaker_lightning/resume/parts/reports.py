@@ -420,7 +420,7 @@ class Reports:
                     "and a resumed run loads its weights into what the program makes there at its "
                     "start: unless a hook makes it again, this run is not exact after an "
                     "interruption"
-                    if self._takes_place_of_like(f"{each.path}.{each.name}", made)
+                    if self._has_like_weights_at_start(f"{each.path}.{each.name}", made)
                     else "and a resumed run cannot make it to load its weights: after an "
                     "interruption this run cannot continue"
                 )
@@ -429,7 +429,7 @@ class Reports:
                     f"training, {outcome}; make it in __init__() or configure_model()"
                 )
 
-    def _takes_place_of_like(self, path: str, made: nn.Module) -> bool:
+    def _has_like_weights_at_start(self, path: str, made: nn.Module) -> bool:
         """Return whether the start has weights of the same names and shapes at a module's place."""
         before = {
             name.removeprefix(f"{path}."): SPACES[space][0](module).get(own_name)
