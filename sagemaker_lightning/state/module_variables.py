@@ -30,6 +30,7 @@ from sagemaker_lightning.compat.torch_modules import buffers, is_lazy, parameter
 from sagemaker_lightning.state import object_graph, replaced_code
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.digests import digest, is_small
+from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.fingerprints import of_holder
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS
@@ -329,9 +330,6 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             whose values they have as object_graph.Elsewhere.
         saved: Those of them for which a checkpoint has the variables that functions closed over.
     """
-    # Functions created by the same line have the same names.
-    digests: dict[str, bytes] = defaultdict(bytes)
-    variables: dict[str, Any] = {}
     held = {
         f"{NUMBER.sub('', name.removeprefix(VARIABLES))}.{attribute}"
         for name, root in saved.items()
@@ -342,6 +340,50 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     saved_ids = set(map(id, saved_objects))
     saved_ids |= {id(root) for name, root in saved.items() if name.startswith(VARIABLES)}
     elsewhere = _elsewhere(roots)
+    variables, of_packages, digests = _found(roots, saved_ids)
+    left_out = saved_ids.union(id(mark.object_) for mark in elsewhere.values())
+    # A variable and an attribute may have the same object, other than a number or text: then a
+    # checkpoint has it. To look at all attributes takes time, and most variables are of no object.
+    if any(map(_is_object, variables.values())):
+        left_out |= {
+            id(value)
+            for each in saved_objects
+            for value in object_graph.attributes(each).values()
+            if _is_object(value)
+        }
+    variables = {
+        f"{name}{IS_CACHE if isinstance(value, CACHE) else ''}": value
+        for name, value in variables.items()
+        if id(value) not in left_out and name not in held
+    }
+    digests |= {
+        name: (_digest_of_package if name in of_packages else _digest_or_position)(value)
+        for name, value in variables.items()
+    }
+    objects = {
+        name: value
+        for name, value in variables.items()
+        if not digests[name] and not isinstance(value, (*CODE, Tensor, np.ndarray))
+    }
+    digests |= _digests_of_objects(elsewhere | objects, saved_ids)
+    return {name: state for name, state in digests.items() if state}
+
+
+def _found(
+    roots: Mapping[str, Any], saved_ids: set[int]
+) -> tuple[dict[str, Any], set[str], dict[str, bytes]]:
+    """Return the variables that code reaches, by name, and digests of what it has itself.
+
+    Between them are the names of the variables that installed packages have.
+
+    Args:
+        roots: The objects from which the code is reached, by name.
+        saved_ids: Ids of the objects that a checkpoint has.
+    """
+    variables: dict[str, Any] = {}
+    of_packages: set[str] = set()
+    # Functions created by the same line have the same names.
+    digests: dict[str, bytes] = defaultdict(bytes)
     seen_ids = set()
     for path, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType):
@@ -376,7 +418,9 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 ):
                     continue
                 if name in object_.__globals__:
-                    variables[f"{object_.__globals__.get('__name__')}.{name}"] = value
+                    module = object_.__globals__.get("__name__") or ""
+                    variables[f"{module}.{name}"] = value
+                    of_packages |= set() if is_own(object_) else {f"{module}.{name}"}
                 elif not _is_kept_by_class(value):
                     digests[f"{label}.{name}"] += _digest_or_position(value) or _digest_of_length(
                         value
@@ -386,32 +430,12 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             if is_own(object_) and id(object_) not in saved_ids:
                 variables |= _variables_of(object_)
         elif isinstance(object_, type):
-            variables |= _variables_of(object_)
+            variables |= (of_class := _variables_of(object_))
+            if not is_own(object_):
+                of_packages |= of_class.keys()
         elif _is_counter(object_) and id(object_) not in seen_ids and not has_position(object_):
             digests[path] += _digest_or_position(object_)
-    left_out = saved_ids.union(id(mark.object_) for mark in elsewhere.values())
-    # A variable and an attribute may have the same object, other than a number or text: then a
-    # checkpoint has it. To look at all attributes takes time, and most variables are of no object.
-    if any(map(_is_object, variables.values())):
-        left_out |= {
-            id(value)
-            for each in saved_objects
-            for value in object_graph.attributes(each).values()
-            if _is_object(value)
-        }
-    variables = {
-        f"{name}{IS_CACHE if isinstance(value, CACHE) else ''}": value
-        for name, value in variables.items()
-        if id(value) not in left_out and name not in held
-    }
-    digests |= {name: _digest_or_position(value) for name, value in variables.items()}
-    objects = {
-        name: value
-        for name, value in variables.items()
-        if not digests[name] and not isinstance(value, (*CODE, Tensor, np.ndarray))
-    }
-    digests |= _digests_of_objects(elsewhere | objects, saved_ids)
-    return {name: state for name, state in digests.items() if state}
+    return variables, of_packages, digests
 
 
 def results_kept(roots: Mapping[str, Any]) -> list[Any]:
@@ -526,6 +550,16 @@ def _digest_or_position(value: Any) -> bytes:
         return pickle.dumps(value) if operator.length_hint(value) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything
         return b""
+
+
+def _digest_of_package(value: Any) -> bytes:
+    """Return bytes that identify what a variable of an installed package has.
+
+    A package may have thousands of tables and objects, which it fills and nobody trains.
+    """
+    is_quick = isinstance(value, (*SCALARS, *object_graph.GENERATORS, Tensor, np.ndarray))
+    is_read = is_quick or _is_counter(value)
+    return _digest_or_position(value) if is_read else _digest_of_length(value)
 
 
 def _is_kept_by_class(value: Any) -> bool:

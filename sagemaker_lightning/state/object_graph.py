@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import ChainMap, UserDict, UserList, deque
+from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -113,6 +113,8 @@ PIPELINES = {"datasets", "torchdata", "litdata", "logging"}
 """Those of them whose objects draw data, or log, by what a user gives them."""
 MAX_OF_PIPELINE = 1_000
 """Parts of a pipeline, at most, that are looked at."""
+MAX_OF_PACKAGE = 1_000
+"""Functions and classes of an installed package, at most, that a walk enters: some have 50,000."""
 INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
@@ -441,6 +443,7 @@ def _walked(
     stack = [(path, root, 0) for path, root in reversed(list(roots.items())) if leads_on(root)]
     closed = (*GENERATORS, *skip)
     objects_left = MAX_OBJECTS
+    code_left: dict[str, int] = defaultdict(lambda: MAX_OF_PACKAGE)
     while stack:
         path, value, depth = stack.pop()
         if id(value) in seen:
@@ -453,12 +456,24 @@ def _walked(
         objects_left -= 1
         yield path, value
         is_container = isinstance(value, CONTAINERS)
+        if code and (package := _installed_package(value)):
+            code_left[package] -= 1
+            if code_left[package] < 0:
+                continue
         if not is_of(type(value), *closed):
             members = [each for each in _members(value, code) if leads_on(each[1])]
             member_depth = 2 if is_container else depth + 1
             stack += [
                 (f"{path}.{name}", member, member_depth) for name, member in reversed(members)
             ]
+
+
+def _installed_package(value: Any) -> str:
+    """Return the package of an installed function or class, but for LIBRARIES; "" for another."""
+    is_code = isinstance(value, (types.FunctionType, type))
+    if not is_code or is_library_class(value) or is_own_module(value.__module__ or ""):
+        return ""
+    return (value.__module__ or "").partition(".")[0]
 
 
 def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901 (branches by type)

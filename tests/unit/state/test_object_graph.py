@@ -17,10 +17,11 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 from torchmetrics import MeanMetric
 
-from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state import generators, object_graph
 from sagemaker_lightning.state.digests import COMPARED_IN_FULL
 from sagemaker_lightning.state.graph.state import GraphState, nodes_of
 from sagemaker_lightning.state.graph.values import decode, encode
+from sagemaker_lightning.state.module_variables import changed_variables, variable_digests
 from sagemaker_lightning.state.object_graph import (
     at_one_moment,
     once_at_one_moment,
@@ -508,6 +509,53 @@ def test_what_pip_installs_into_a_folder_is_not_the_users_own(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
     expected = where == "target" and file.startswith("own")
     assert object_graph.is_own_module(name) is expected
+
+
+FUNCTIONS = 3_000
+CODE_OF_PACKAGE = "\n".join(
+    [
+        "import random",
+        "GENERATOR, TABLE, CALLS = random.Random(5), {'a': [1]}, 0",
+        *(f"def call_{n}(): return call_{n + 1}" for n in range(FUNCTIONS)),
+        f"def call_{FUNCTIONS}(): return None",
+        "def draw(): return call_0, TABLE, CALLS, GENERATOR",
+    ]
+)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that is installed, whose functions call each other."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "drawing_package.py").write_text(CODE_OF_PACKAGE)
+    monkeypatch.syspath_prepend(folder)
+    yield importlib.import_module("drawing_package")
+    del sys.modules["drawing_package"]
+
+
+def test_a_generator_of_an_installed_package_is_found_in_what_its_functions_read(installed):
+    found = generators.find({"transform": partial(installed.draw)})
+    assert found == {"transform.func.GENERATOR": installed.GENERATOR}
+
+
+def test_a_walk_enters_a_thousand_functions_of_an_installed_package(installed):
+    """A package such as sympy has so many that a walk over all of them takes seconds."""
+    entered = [each for _, each in walk({"f": installed.draw}) if type(each) is types.FunctionType]
+    assert len(entered) == object_graph.MAX_OF_PACKAGE + 1 < FUNCTIONS  # one is not entered
+
+
+def test_what_an_installed_package_counts_or_adds_to_a_table_is_a_change(installed):
+    """What its tables hold is not compared: that takes as long as the rest of a checkpoint."""
+    roots = {"transform": installed.draw}
+    before = variable_digests(roots, {})
+    installed.CALLS += 1
+    assert changed_variables(before, variable_digests(roots, {})) == ["drawing_package.CALLS"]
+    before = variable_digests(roots, {})
+    installed.TABLE["a"].append(2)
+    assert variable_digests(roots, {}) == before
+    installed.TABLE["b"] = []
+    assert changed_variables(before, variable_digests(roots, {})) == ["drawing_package.TABLE"]
 
 
 def test_a_module_that_a_function_imports_itself_is_found(tmp_path, monkeypatch):
