@@ -117,7 +117,12 @@ class Start:
                 others lead to.
         """
         known_roots = self.nodes.keys() | self.content.keys()
-        new_roots = {name: root for name, root in roots.items() if key_of(root) not in known_roots}
+        # What has no identity, such as the data module that a program lacks, is never known.
+        new_roots = {
+            name: root
+            for name, root in roots.items()
+            if kind_of(root) is not None and key_of(root) not in known_roots
+        }
         if new_roots and self.is_over:
             # What known objects have got while training is content, though these lead to it.
             known = {**self.nodes, **self.made, **self.content}
