@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat.random_generators import process_marks, seed_python
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.object_graph import walk
+from sagemaker_lightning.state.object_graph import has_namespace, walk
 
 MAX_OBJECTS = 64  # number of objects whose attributes are looked at for each batch
 
@@ -118,7 +118,7 @@ class UserGenerators:
         """Find the generators that there are now."""
         self.generators = generators.find(self.roots)
         few = itertools.islice(walk(self.roots, code=False), MAX_OBJECTS)
-        self.holders = [holder for _, holder in few if hasattr(holder, "__dict__")]
+        self.holders = [holder for _, holder in few if has_namespace(holder)]
         self.types = self._attribute_types()
 
     def _attribute_types(self) -> list[list[type]]:

@@ -496,7 +496,7 @@ def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:
 def _is_object(value: Any) -> bool:
     """Return whether it matters which object a value is, as it can be changed in place."""
     return not isinstance(value, CODE) and (
-        type(value).__hash__ is None or hasattr(value, "__dict__")
+        type(value).__hash__ is None or object_graph.has_namespace(value)
     )
 
 

@@ -22,7 +22,7 @@ import types
 import weakref
 from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -615,6 +615,15 @@ def namespace(value: Any) -> Mapping[str, Any]:
     return variables
 
 
+def has_namespace(value: Any) -> bool:
+    """Return whether an object has a `__dict__`; like `namespace`, it does not ask the object."""
+    try:
+        object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return False
+    return True
+
+
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of a user's object by name.
 
@@ -655,8 +664,9 @@ def attributes(value: Any) -> dict[str, Any]:
         if (name not in excluded or type(attribute) in FUNCTIONS) and not _is_our_method(attribute)
     }
     for name in _slots(class_):
-        if name not in excluded and hasattr(value, name):
-            values[name] = getattr(value, name)
+        if name not in excluded:
+            with suppress(AttributeError):  # not set; the class's own __getattr__ may raise another
+                values[name] = object.__getattribute__(value, name)
     return values
 
 

@@ -14,7 +14,7 @@ from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.resume.files import user_checkpoints
-from sagemaker_lightning.state.object_graph import is_library_class, namespace
+from sagemaker_lightning.state.object_graph import has_namespace, is_library_class, namespace
 
 FORMS = (str, bytes), (dict,), (list, tuple), (bool, int, float)
 """Classes of values of which one may take another one's place."""
@@ -128,7 +128,7 @@ def _saved_parts(member: Any, value: Any) -> Any:
 
 
 def _has_attributes(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, dict)
+    return has_namespace(value) and not isinstance(value, dict)
 
 
 def _is_of_class(owner: Any, name: Any) -> bool:

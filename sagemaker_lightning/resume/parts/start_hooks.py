@@ -6,7 +6,6 @@ what they have computed first.
 """
 
 import dataclasses
-import inspect
 import time
 import types
 from collections import deque
@@ -29,6 +28,7 @@ MAKING_HOOKS = "configure_optimizers", *HOOKS
 CALLBACKS = "callbacks."
 """How the names of callbacks begin."""
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
+CONTAINERS = dict, list, tuple, set, frozenset, deque
 MIN_ELEMENTS = 1 << 20
 """Elements that a value may have; as many as the weights have are good, too.
 
@@ -129,11 +129,13 @@ def _leaves(value: Any) -> Iterator[Any]:
         value = waiting.pop()
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = object_graph.attributes(value)
-        if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        is_of_objects = isinstance(value, np.ndarray) and value.dtype.hasobject
+        if not is_of_objects and not isinstance(value, CONTAINERS):
             yield value
         elif id(value) not in seen:
             seen.add(id(value))
             elements = value.values() if isinstance(value, dict) else value
+            elements = value.flat if is_of_objects else elements
             waiting += islice(elements, object_graph.MAX_ELEMENTS)
 
 
@@ -167,10 +169,22 @@ def names_in_hook(class_: type, hook: str) -> set[str]:
     names: set[str] = set()
     functions: list[Any] = [getattr(class_, hook, None)]  # a callback has no configure_optimizers
     while functions:
-        function = inspect.unwrap(functions.pop())
+        function = _unwrapped(functions.pop())
         if not isinstance(function, types.FunctionType) or is_of_library(function):
             continue
         new_names = object_graph.names_in_code(function.__code__) - names
         names |= new_names
         functions += [getattr(class_, name, function.__globals__.get(name)) for name in new_names]
     return names
+
+
+def _unwrapped(function: Any) -> Any:
+    """Return the function that functools.wraps has wrapped, perhaps several times.
+
+    inspect.unwrap asks any object for an attribute, and a user's may raise anything then.
+    """
+    wrappers: list[Any] = []
+    while "__wrapped__" in object_graph.namespace(function) and len(wrappers) < 100:
+        wrappers.append(function)
+        function = object_graph.namespace(function)["__wrapped__"]
+    return function

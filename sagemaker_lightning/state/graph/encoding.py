@@ -247,6 +247,12 @@ class Encoder:
                 )
             )
         }
+        # A touched tuple is the start's own here; a resumed program makes one of other numbers.
+        replaced |= {
+            key
+            for key in self.touched.keys() & fixed.keys()
+            if fixed[key].kind is TUPLE and any(type(part) in SCALARS for part in fixed[key].parts)
+        }
         # In the place of a module's parameter or buffer there is another one, and this one is kept
         # elsewhere: the module's own, which the start has made, gets the other one's values.
         replaced |= {

@@ -511,6 +511,23 @@ def test_what_pip_installs_into_a_folder_is_not_the_users_own(tmp_path, monkeypa
     assert object_graph.is_own_module(name) is expected
 
 
+class SlottedAndMute:
+    """An object of slots, one of them empty, that answers no other name."""
+
+    __slots__ = ("empty", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 3
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_the_slots_of_an_object_are_read_without_its_own_code():
+    assert object_graph.attributes(SlottedAndMute()) == {"steps": 3}
+    assert not object_graph.has_namespace(SlottedAndMute()) and object_graph.has_namespace(Holder())
+
+
 FUNCTIONS = 3_000
 CODE_OF_PACKAGE = "\n".join(
     [

@@ -40,6 +40,7 @@ from sagemaker_lightning.state.object_graph import (
     HYPERPARAMETERS,
     LIGHTNINGS,
     attributes,
+    has_namespace,
     has_place_for,
     has_variables,
     is_library_class,
@@ -292,7 +293,7 @@ def set_member(owner: Any, name: Any, value: Any) -> None:
         type.__setattr__(object_, name, value)
     elif isinstance(slot, types.MemberDescriptorType):
         object.__setattr__(object_, name, value)  # even if its class is frozen
-    elif hasattr(object_, "__dict__"):
+    elif has_namespace(object_):
         object_.__dict__[name] = value
 
 

@@ -22,6 +22,7 @@ from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, kind_text
 from sagemaker_lightning.state.object_graph import (
     added_to,
     attributes,
+    has_namespace,
     has_place_for,
     is_library_class,
 )
@@ -66,7 +67,7 @@ class WithAttributes(Kind):
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the names and values of the attributes that a user's class has added."""
-        if is_library_class(type(value)) or not hasattr(value, "__dict__"):
+        if is_library_class(type(value)) or not has_namespace(value):
             return None, []
         added = attributes(added_to(value))
         return list(added), list(added.values())
@@ -77,7 +78,7 @@ class WithAttributes(Kind):
 
     def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Set the attributes."""
-        if not isinstance(note, list) or not hasattr(value, "__dict__"):
+        if not isinstance(note, list) or not has_namespace(value):
             return
         owner = added_to(value)
         for name in attributes(owner).keys() - note:

@@ -13,7 +13,19 @@ import pytest
 import ranks
 import torch
 from containers import ROOT
-from short_trainings import Announces, At, ByHand, Scaled, end, fit, kill
+from pytorch_lightning import Callback
+from short_trainings import (
+    Announces,
+    At,
+    ByHand,
+    Scaled,
+    end,
+    equal,
+    fit,
+    interrupted,
+    kill,
+    press_ctrl_c,
+)
 from test_rank_states import Own
 from test_strangers import PERSISTENT_FLAG, STRANGERS, WORKERS_FLAG, Run
 
@@ -444,3 +456,21 @@ def test_other_steps_than_before_are_said_at_once(tmp_path, capfd, monkeypatch, 
     fit(tmp_path, Announces(), model=model())
     lines = capfd.readouterr().out.splitlines()
     assert lines[2].startswith(f"warning: {says}") and lines[3] == "batch 5"
+
+
+class AddsNoise(Callback):
+    """Changes each batch in place before its step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch[0] += torch.rand_like(batch[0])
+
+
+def test_a_batch_that_a_callback_changes_before_its_step_is_no_difference(tmp_path, capfd):
+    """The batch to come is noted at a stop, before a callback has changed it."""
+    alone = fit(tmp_path / "alone", AddsNoise())
+    with interrupted():
+        fit(tmp_path / "stopped", AddsNoise(), At("batch 3", press_ctrl_c))
+    capfd.readouterr()
+    assert equal(fit(tmp_path / "stopped", AddsNoise()), alone)
+    output = "".join(capfd.readouterr())
+    assert "resuming from step 3" in output and "differs" not in output

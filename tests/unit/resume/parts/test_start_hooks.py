@@ -2,8 +2,9 @@
 
 import functools
 import time
-from collections import deque
+from collections import deque, namedtuple
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.callbacks import EarlyStopping, StochasticWeightAveraging
+from short_trainings import At, Line, equal, fit, interrupted, press_ctrl_c
 from torch import nn
 from untrained import in_epoch_5
 
@@ -78,6 +80,66 @@ def test_names_that_hooks_at_the_start_mention():
     assert not {"epochs", "other", "_average_model"} & names
     assert "head" in start_hooks.names_in_start_hooks(trainer_of(Decorated()))
     assert start_hooks.names_in_start_hooks(trainer_of()) == set()
+
+
+class AttrDict(dict):
+    """A dict whose elements are attributes; it raises KeyError for any other one."""
+
+    __getattr__ = dict.__getitem__
+
+
+settings = AttrDict(rate=0.1)
+
+
+class Configured(LightningModule):
+    def configure_optimizers(self):
+        return torch.optim.SGD([nn.Parameter(torch.ones(1))], settings.rate)
+
+
+def test_an_object_that_answers_no_name_is_asked_for_none():
+    assert "settings" in start_hooks.names_in_start_hooks(trainer_of(Configured()))
+
+
+Move = namedtuple("Move", "state value")
+
+
+class Played(Line):
+    """A memory of what the first weights did, which a hook fills; a step adds to it."""
+
+    def __init__(self, memory, add) -> None:
+        super().__init__()
+        self.memory, self.add = memory, add
+
+    def on_fit_start(self):
+        for number in range(3):
+            self.play(number)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.play(3 + batch_idx)
+
+    def play(self, number):
+        weight = float(self.line.weight.detach())
+        self.add(self.memory, number, Move(np.full(2, weight), weight))
+
+
+def set_element(memory, number, move):
+    memory[number] = move
+
+
+@pytest.mark.parametrize(
+    ("memory", "add"),
+    [
+        (list, lambda memory, number, move: memory.append(move)),
+        (partial(deque, maxlen=20), lambda memory, number, move: memory.append((*move,))),
+        (partial(np.zeros, 20, dtype=object), set_element),
+    ],
+)
+def test_records_of_arrays_and_numbers_that_a_hook_computes_come_back(tmp_path, memory, add):
+    alone = fit(tmp_path / "alone", model=Played(memory(), add))
+    with interrupted():
+        fit(tmp_path / "stopped", At("batch 3", press_ctrl_c), model=Played(memory(), add))
+    resumed = fit(tmp_path / "stopped", model=Played(memory(), add))
+    assert repr(list(resumed.memory)) == repr(list(alone.memory)) and equal(resumed, alone)
 
 
 def test_what_hooks_compute_at_the_start_is_distinguished_from_what_may_differ():
