@@ -8,7 +8,6 @@ that the checkpoint has besides], ["factory", name of a class of Python's], ["id
 the object whose id it is], or an atom (atoms.py).
 """
 
-import bisect
 import enum
 import operator
 import types
@@ -33,18 +32,24 @@ from sagemaker_lightning.state.graph.kinds.containers import (
     loses_order,
     may_be_address,
 )
-from sagemaker_lightning.state.graph.kinds.memory import pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, says_its_state
 from sagemaker_lightning.state.graph.kinds.views import (
     ArrayViewKind,
     TensorViewKind,
-    address,
     bases_of,
+    bases_within,
+    bytes_of,
+    has_plain_memory,
     is_array_within,
+    is_plain_view,
     is_tensor_within,
+    memory_of,
     owner_of_array,
+    place_across,
     place_in_array,
     place_in_tensor,
+    span,
+    tensor_of_array,
 )
 from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
@@ -514,25 +519,26 @@ class Encoder:
 
     def _draft_views(self) -> None:
         """Draft the new tensors and arrays that share their memory with others."""
+        self._draft_across()
         bases: dict[Any, list[Any]] = {}
         for tensor in self.start.saved_by_others().values():
-            bases.setdefault(_memory_of(tensor), []).append(tensor)
+            bases.setdefault(memory_of(tensor), []).append(tensor)
         for key, node in self.nodes.items():
             if node.kind in (TENSOR, ARRAY) and not self._is_new(key):
-                bases.setdefault(_memory_of(node.value), []).append(node.value)
+                bases.setdefault(memory_of(node.value), []).append(node.value)
         bases.pop(None, None)
         groups: dict[Any, list[int]] = {}
         for key, node in self.nodes.items():
             if node.kind in (TENSOR, ARRAY) and self._is_new(key) and key not in self.by_others:
-                memory = _memory_of(node.value)
-                if memory is not None and _is_plain_view(node.value):
+                memory = memory_of(node.value)
+                if memory is not None and is_plain_view(node.value):
                     groups.setdefault(memory, []).append(key)
         for memory, keys in groups.items():
-            found = _bases_of([self.nodes[key].value for key in keys], bases.get(memory, []))
+            found = bases_within([self.nodes[key].value for key in keys], bases.get(memory, []))
             within = {key: base for key, base in zip(keys, found, strict=True) if base is not None}
             rest = [key for key in keys if key not in within]
             if len(rest) > 1:
-                base = _span([self.nodes[key].value for key in rest])
+                base = span([self.nodes[key].value for key in rest])
                 kind = TENSOR if isinstance(base, Tensor) else ARRAY
                 self.kept.append(base)
                 self.nodes[id(base)] = Node(base, kind, None, "")
@@ -541,6 +547,54 @@ class Encoder:
                 self._draft_view(key, base)
             if rest and memory in bases:  # they reach beyond what a program makes at its start
                 self.parted += [self.nodes[key].path for key in rest]
+
+    def _draft_across(self) -> None:
+        """Draft the new arrays in the memory of tensors, and the new tensors in that of arrays."""
+        arrays = {key: node for key, node in self.nodes.items() if node.kind is ARRAY}
+        new = {key: node.value for key, node in self.nodes.items() if self._is_new(key)}
+        of_tensors = {
+            key: each
+            for key, each in new.items()
+            if key in arrays and is_plain_view(each) and each.size
+            if tensor_of_array(each) is not None
+        }
+        if of_tensors:
+            tensors = [node.value for node in self.nodes.values() if node.kind is TENSOR]
+            tensors += self.start.saved_by_others().values()
+            self._draft_within(of_tensors, list(filter(has_plain_memory, tensors)))
+        of_arrays = {
+            key: each
+            for key, each in new.items()
+            if self.nodes[key].kind is TENSOR and key not in self.by_others
+            if is_plain_view(each) and has_plain_memory(each)
+        }
+        owners = [
+            node.value
+            for key, node in arrays.items()
+            if key not in self.drafts and node.path not in self.parted
+        ]
+        if of_arrays and owners:
+            self._draft_within(of_arrays, list(filter(has_plain_memory, owners)))
+
+    def _draft_within(self, views: Mapping[int, Any], bases: list[Any]) -> None:
+        """Draft arrays as views of tensors, or tensors as views of arrays, where they lie within.
+
+        Args:
+            views: The arrays or the tensors, by what they are known.
+            bases: The others.
+        """
+        found = bases_within(list(views.values()), bases, bytes_of)
+        for (key, value), base in zip(views.items(), found, strict=True):
+            if base is None:
+                continue
+            place = place_across(value, base)
+            if place is None:
+                self.parted.append(self.nodes[key].path)
+                continue
+            node = self.nodes[key]
+            node.kind = TENSOR_VIEW if isinstance(value, Tensor) else ARRAY_VIEW
+            node.parts = [base]
+            self.drafts[key] = Draft(None, place, [base], [self._reference(base)], None)
 
     def _draft_view(self, key: int, base: Any) -> None:
         node = self.nodes[key]
@@ -855,72 +909,10 @@ def _is_librarys(value: Any) -> bool:
     return kind_of(value) in (OBJECT, LIBRARYS) and is_library_class(type(value))
 
 
-def _memory_of(value: Tensor | np.ndarray) -> Any:
-    """Return by what the memory of a tensor or an array is known; None if it has none to share."""
-    if isinstance(value, Tensor):
-        pointer = pointer_of(value)
-        return (str(value.device), value.dtype, pointer) if pointer else None
-    owner = owner_of_array(value)
-    return ("array", address(owner)) if owner is not None and value.nbytes else None
-
-
 def _can_be_written(array: np.ndarray) -> bool:
     """Return whether an array's values can be restored in place."""
     is_plain = type(array) is np.ndarray
     return array.base is None or (is_plain and array.flags.writeable)
-
-
-def _is_plain_view(value: Tensor | np.ndarray) -> bool:
-    """Return whether a tensor or an array may be made again as a view."""
-    if isinstance(value, Tensor):
-        return type(value) is Tensor and not value.requires_grad
-    return type(value) is np.ndarray and not value.dtype.hasobject
-
-
-def _bases_of(views: list[Any], bases: list[Any]) -> list[Any]:
-    """Return for each view a base that it lies within; None if there is none.
-
-    Another start makes no memory beyond that. All are of one memory; there may be many of both.
-    """
-    rows = sorted((*_extent(base), number) for number, base in enumerate(bases))
-    begins = [begin for begin, *_ in rows]
-    longest: list[tuple[int, int, int]] = []  # of those that begin no later, the one that ends last
-    for row in rows:
-        longest.append(row if not longest or row[1] > longest[-1][1] else longest[-1])
-    found = []
-    for view in views:
-        begin, end = _extent(view)
-        place = bisect.bisect_right(begins, begin) - 1
-        is_within = place >= 0 and end <= longest[place][1]
-        found.append(bases[longest[place][2]] if is_within else None)
-    return found
-
-
-def _extent(value: Tensor | np.ndarray) -> tuple[int, int]:
-    """Return where a tensor's elements begin in its storage, and where they end.
-
-    An array's memory is that of its owner, of which each start makes all: 0 and 0.
-    """
-    if not isinstance(value, Tensor):
-        return 0, 0
-    begin = int(value.storage_offset())
-    steps = zip(value.shape, value.stride(), strict=True)
-    return begin, begin + 1 + sum((size - 1) * step for size, step in steps)
-
-
-def _span(values: list[Any]) -> Any:
-    """Return a tensor or an array of the memory that all of some views lie in."""
-    if isinstance(values[0], Tensor):
-        extents = [_extent(value) for value in values]
-        low = min(begin for begin, _ in extents)
-        high = max(end for _, end in extents)
-        return values[0].detach().as_strided((high - low,), (1,), low)
-    owner = owner_of_array(values[0])
-    assert owner is not None  # they are views of it
-    bounds = [np.lib.array_utils.byte_bounds(value) for value in values]
-    first = min(low for low, _ in bounds) - address(owner)
-    last = max(high for _, high in bounds) - address(owner)
-    return owner.reshape(-1).view(np.uint8)[first:last]
 
 
 def _pack(nodes: Iterable[list[Any]]) -> list[Tensor]:
