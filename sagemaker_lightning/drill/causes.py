@@ -151,8 +151,6 @@ def _causes_in_model(trainer: Trainer) -> Iterator[str]:
     unsaved = list(_unsaved(trainer))
     if unsaved:
         yield f"state that no checkpoint holds, as in {', '.join(unsaved[:MAX_UNSAVED])}"
-    if not model.automatic_optimization:
-        yield f"gradients that {_class_name(type(model))} accumulates by itself"
     if any(
         type(module).__name__ == "OptimizedModule" for module in model.modules()
     ) or was_compiled(model):

@@ -363,14 +363,7 @@ def test_three_places_of_such_state_are_enough():
     assert found.count("_io.TextIOWrapper") == 3
 
 
-class ByHand(LightningModule):
-    automatic_optimization = False
-
-
 def test_a_kernel_may_be_another_one(monkeypatch):
-    assert causes(DifferenceKind.LOSS, ByHand()) == (
-        f"gradients that {HERE}.ByHand accumulates by itself"
-    )
     compiled = "a compiled kernel that is another one in another process"
     model = Holding(type("OptimizedModule", (nn.Module,), {})())
     assert causes(DifferenceKind.LOSS, model) == compiled
