@@ -32,7 +32,7 @@ def bases_of(array: np.ndarray) -> Iterator[Any]:
 def owner_of_array(array: np.ndarray) -> np.ndarray | None:
     """Return the array that has the memory of an array; None if it is no plain array's.
 
-    Of a tensor's memory, it is the array that was made of the tensor.
+    If a tensor has the memory, it is the array that was made of the tensor.
     """
     for base in bases_of(array):
         if isinstance(base, Tensor):
