@@ -9,7 +9,7 @@ import dataclasses
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph.nodes import OBJECT, key_of, kind_of
 from sagemaker_lightning.state.graph.state import GraphState
 
 HOOKS = "on_fit_start", "on_train_start"
@@ -28,6 +29,7 @@ MAKING_HOOKS = "configure_optimizers", *HOOKS
 CALLBACKS = "callbacks."
 """How the names of callbacks begin."""
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
+NUMBERS = int, float, complex, np.number, np.bool_, Tensor, np.ndarray, type(None)
 CONTAINERS = dict, list, tuple, set, frozenset, deque
 MIN_ELEMENTS = 1 << 20
 """Elements that a value may have; as many as the weights have are good, too.
@@ -98,12 +100,9 @@ class StartHooks:
             value: A plain value.
             allowed: Elements that it may have.
         """
-        leaves = list(_leaves(value))
+        leaves = list(_leaves(value, self.state.begin().nodes))
         return (
-            all(
-                isinstance(leaf, (int, float, complex, np.number, Tensor, np.ndarray, type(None)))
-                for leaf in leaves
-            )
+            all(isinstance(leaf, NUMBERS) for leaf in leaves)
             and any(map(self._may_follow_from_weights, leaves))
             and sum(map(_size, leaves)) <= allowed
         )
@@ -118,16 +117,23 @@ class StartHooks:
         )
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Any, before: Container[int]) -> Iterator[Any]:
     """Yield what a value holds, without containers; of a long one, its first elements.
 
     A container may be within itself.
+
+    Args:
+        value: The value.
+        before: By what objects are known that there were before the hooks. Others of a user's
+            classes are taken apart, as dataclasses are.
     """
     waiting = [value]
     seen = set()
     while waiting:
         value = waiting.pop()
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        is_new = kind_of(value) is OBJECT and key_of(value) not in before
+        is_users = is_new and not object_graph.is_library_class(type(value))
+        if is_users or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             value = object_graph.attributes(value)
         is_of_objects = isinstance(value, np.ndarray) and value.dtype.hasobject
         if not is_of_objects and not isinstance(value, CONTAINERS):

@@ -87,7 +87,7 @@ class UserObjects(Part):
         if self.hooks:
             computed = self.hooks.computed()
             self.computed |= computed
-            self.graph.touch(computed)
+            self.graph.touch(computed, before=self.hooks.state.begin().nodes)
             self.hooks = None
 
     @contextmanager

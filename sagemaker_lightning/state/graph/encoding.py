@@ -28,6 +28,7 @@ from sagemaker_lightning.state.graph.atoms import SCALARS, TUPLE_OF_SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
 from sagemaker_lightning.state.graph.kinds.code import NAMES_OF_FACTORIES
 from sagemaker_lightning.state.graph.kinds.containers import (
+    CONTAINERS,
     SetKind,
     loses_order,
     may_be_address,
@@ -78,6 +79,8 @@ PACKED_FROM = 256
 """Tensors of one form, of which more than this many are written as one."""
 TENSOR_VIEW = TensorViewKind()
 ARRAY_VIEW = ArrayViewKind()
+HOLDERS = {kind for kind in (*CONTAINERS.values(), ARRAY) if kind.fills}
+"""Kinds of containers that get other elements in place."""
 TUPLE = KINDS["tuple"]
 CLOSING = FUNCTION, KINDS["method"], KINDS["cell"]
 """The kinds of what has variables of its own: what a function has closed over, and that."""
@@ -275,7 +278,7 @@ class Encoder:
             and not is_library_class(before.class_)
             and not is_library_class(node.class_)
         }
-        replaced |= self._changed_beside()
+        replaced |= self._changed_beside() | self._of_hooks()
         size = 0
         while len(replaced) > size:
             size = len(replaced)
@@ -285,6 +288,25 @@ class Encoder:
                 if key not in replaced and not replaced.isdisjoint(map(id, node.parts))
             }
         return replaced
+
+    def _of_hooks(self) -> set[int]:
+        """Return what hooks at the start have made that touched containers alone hold.
+
+        Another start of the program may put one object into two places where this one has put two.
+        What something else holds stays the start's own, and gets the values in place.
+        """
+        made = self.start.of_hooks.keys() & self.nodes.keys() & self.start.nodes.keys()
+        if not made:
+            return set()
+        kept = {key for key in made if self.nodes[key].parent is None}
+        waiting = [*(self.nodes.keys() - made), *kept]
+        while waiting:
+            node = self.nodes[waiting.pop()]
+            if key_of(node.value) not in self.touched or node.kind not in HOLDERS:
+                held = made.intersection(map(id, node.parts)) - kept
+                kept |= held
+                waiting += held
+        return made - kept
 
     def _changed_beside(self) -> set[int]:
         """Return what `Start.without` has left out, and other objects hold, if it has changed.

@@ -103,6 +103,9 @@ class Start:
         """The names of the modules that the program has imported."""
         self.left_out: Mapping[int, Node] = {}
         """What `without` has left out."""
+        self.of_hooks: dict[int, Any] = {}
+        """What hooks at the start have made, by what it is known: in another start of the program,
+        they may make something else in its place."""
         self.is_over = False
         """Whether the program has done all that it does at its start, and trains."""
         self.content: Mapping[int, Any] = {}

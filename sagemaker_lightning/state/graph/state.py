@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,16 +169,24 @@ class GraphState:
         """Return what has changed since `mark`: by what the object is known and name, the value."""
         return values_changed(self.roots(), self.begin())
 
-    def touch(self, changes: Mapping[tuple[int, str], Any]) -> None:
+    def touch(
+        self, changes: Mapping[tuple[int, str], Any], before: Container[int] | None = None
+    ) -> None:
         """Count values as changed from now on, with all that they hold.
 
         Args:
             changes: Some of what `changes` returned.
+            before: By what objects are known that there were before the hooks that have changed
+                these values; None if it were no hooks at the start.
         """
         for (key, name), value in changes.items():
             self._touch(key, name)
-            reached = scan({"": value}).items()
-            self.touched |= {each: None for each, node in reached if node.kind is not OBJECT}
+            for each, node in scan({"": value}).items():
+                is_of_hooks = before is not None and each not in before
+                if is_of_hooks:
+                    self.begin().of_hooks[each] = node.value
+                if is_of_hooks or node.kind is not OBJECT:
+                    self.touched[each] = None
 
     def touch_shared(self, record: Record, of_ranks: Iterable[Collection[str]]) -> bool:
         """Count DTensors of the start as changed of which any rank's part has changed.
