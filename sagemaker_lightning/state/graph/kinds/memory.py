@@ -230,8 +230,9 @@ def copy_values(tensor: Tensor, values: Any) -> None:
     values = local_part(values)
     tensor = local_part(tensor)
     if (tensor.shape, tensor.dtype, tensor.layout) == (values.shape, values.dtype, values.layout):
-        target = tensor.detach()
-        for dimension, step in enumerate(target.stride() if target.numel() else ()):
+        has_strides = tensor.layout == torch.strided
+        target = tensor.detach() if has_strides else tensor  # detached, a sparse one parts
+        for dimension, step in enumerate(target.stride() if has_strides and target.numel() else ()):
             if step == 0:  # of elements that share memory (expand), the first one is written
                 target = target.narrow(dimension, 0, 1)
                 values = values.narrow(dimension, 0, 1)

@@ -57,7 +57,7 @@ SPACES: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], type]] = {
 """Where a module has its parameters, buffers and modules, and what they are."""
 SCRIPTED = "scripted"
 """The word before the name of an attribute that a scripted module's code in C++ has."""
-BASES = (OrderedDict, dict, list, set, deque)
+BASES = (OrderedDict, defaultdict, dict, list, set, deque)
 """Python's containers of which a user's class may be one."""
 OWNERS = defaultdict, bytearray, array, count, cycle
 """More classes of Python's of whose objects a record may have methods."""
@@ -180,6 +180,8 @@ class ObjectKind(Kind):
         made: dict[str, Any] = {"class": class_name(class_), "names": note}
         if scalar_class := scalar_base(class_):
             made["scalar"] = _scalar_of(value, scalar_class)
+        if isinstance(value, deque):
+            made["maxlen"] = value.maxlen
         if not hasattr(class_, "__del__"):  # the end of an object may count
             try:
                 empty(class_, made.get("scalar"))
@@ -196,6 +198,8 @@ class ObjectKind(Kind):
         if is_made_by_the_program(class_) or issubclass(class_, (enum.Enum, Tensor)):
             raise refusal(note["class"])
         made = empty(class_, scalars.scalar(note.get("scalar")))
+        if isinstance(made, deque):
+            deque.__init__(made, (), note["maxlen"])
         if isinstance(made, nn.Module):
             nn.Module.__init__(made)
             made.training = note["training"] is True

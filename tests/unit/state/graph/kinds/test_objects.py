@@ -1,0 +1,52 @@
+"""state/graph/kinds/objects.py: objects of users' classes that are containers of Python's, too."""
+
+from collections import defaultdict, deque
+
+from graph_records import Thing, train
+
+
+class Window(deque):
+    """The newest values, and how many there were."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(maxlen=size)
+        self.count = 0
+
+    def add(self, value):
+        self.append(value)
+        self.count += 1
+
+
+class Tree(defaultdict):
+    """Trees within it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(list)
+        self.name = name
+
+
+def test_a_new_deque_of_a_users_class_is_as_long_at_most():
+    def change(thing):
+        thing.window = Window(3)
+        for value in range(5):
+            thing.window.add(value)
+
+    trained, resumed = train(lambda: Thing(first=Window(1)), change)
+    for each in (trained, resumed):
+        each.window.add(5)
+    assert resumed.window == trained.window == deque([3, 4, 5]) and resumed.window.count == 6
+    assert type(resumed.window) is Window and resumed.window.maxlen == 3
+
+
+def test_a_new_defaultdict_of_a_users_class_makes_what_it_lacks():
+    def change(thing):
+        thing.tree = Tree("root")
+        thing.tree["a"].append(1)
+        thing.old["b"].append(2)
+
+    trained, resumed = train(lambda: Thing(old=Tree("old")), change)
+    for each in (trained, resumed):
+        each.tree["c"].append(3)
+        each.old["d"].append(4)
+    assert (resumed.tree, resumed.old) == (trained.tree, trained.old)
+    assert (resumed.tree.name, resumed.old.name) == ("root", "old")
