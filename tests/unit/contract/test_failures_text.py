@@ -3,6 +3,7 @@
 import pytest
 
 from sagemaker_lightning.contract import failures
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import last_error
 
 
@@ -43,3 +44,15 @@ def test_only_what_is_missing_in_a_channel_is_said_to_be():
     path = "/opt/ml/input/data/train"
     assert failures.explain("FileNotFoundError", path).startswith("missing in the input channels")
     assert failures.explain("IsADirectoryError", path) == f"IsADirectoryError: {path}"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_mistake"),
+    [(UserError("--a: found 1"), True), (ImportError("no mine"), True), (ValueError("x"), False)],
+)
+def test_what_would_fail_again_is_noted_for_the_watch(tmp_path, monkeypatch, error, is_mistake):
+    """A program is not started again to fail in the same way."""
+    monkeypatch.setenv("SAGEMAKER_LIGHTNING_WATCH", str(tmp_path / "watch"))
+    with pytest.raises(SystemExit), failures.reported(None):
+        raise error
+    assert (tmp_path / failures.MISTAKE_FILE).exists() is is_mistake

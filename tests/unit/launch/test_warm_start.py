@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -655,3 +656,22 @@ def test_a_rank_that_is_gone_is_not_counted():
     assert warm_start.FAILED.format(pid=7, code=-9).startswith(
         "Child process with PID 7 terminated"
     )
+
+
+def test_a_process_with_a_thread_is_not_forked():
+    assert warm_start.why_unsafe() in ("", f"it has threads ({', '.join(others())})")
+    waiting = threading.Event()
+    thread = threading.Thread(target=waiting.wait, name="a-users")
+    thread.start()
+    try:
+        assert warm_start.why_unsafe() == f"it has threads ({', '.join(others())})"
+        assert "a-users" in others()
+    finally:
+        waiting.set()
+        thread.join()
+
+
+def others() -> list[str]:
+    """Return the names of the threads beside the main one."""
+    main = threading.main_thread()
+    return [thread.name for thread in threading.enumerate() if thread is not main]

@@ -44,6 +44,7 @@ def test_samples_by_their_numbers(folder):
     data = ShardedDataset(folder, tar_shards.number)
     assert len(data) == 40 and [data[number] for number in range(40)] == list(range(40))
     assert data.__getitems__([7, 31, 7]) == [7, 31, 7]
+    assert data.owned == ()
     assert ShardedDataset(folder)[1] == {"txt": b"1", "x.bin": b"\x01" * 101}
     for number in (40, -1):
         with pytest.raises(IndexError):

@@ -100,7 +100,7 @@ def test_what_is_written_is_read(folder: CheckpointDir):
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
     assert chosen(CheckpointDir(CheckpointHome(tmp_path / "none"), 3)) is None
-    assert CheckpointDir(CheckpointHome(tmp_path / "none"), 3).newest_loggers()[0] == []
+    assert CheckpointDir(CheckpointHome(tmp_path / "none"), 3).newest_loggers() == ([], 0)
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
     assert chosen(CheckpointDir(CheckpointHome(tmp_path / "none"), 3)) is None

@@ -356,6 +356,12 @@ def test_code_within_code_is_part_of_it():
     assert first["functions"] != second["functions"]
 
 
+def test_constants_in_a_tuple_are_part_of_the_code():
+    source = "def rate(step):\n    return (0.5, (0.25, {}))[step]\n"
+    first, second = (functions_of(compiled(source.format(each))) for each in (0.1, 0.2))
+    assert first["functions"] != second["functions"]
+
+
 def test_what_a_set_of_constants_has_is_recorded_in_one_order():
     """The order of text in a set is another in each process."""
     source = "def rate(step):\n    return step in {%s}\n"
