@@ -520,7 +520,8 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
                 for name, member in vars(value).items()
                 if not name.startswith("__") or callable(member)
             )
-            yield from _own_classes(class_)  # a metaclass, which may keep the only instances
+            # Its bases, and a metaclass, which may keep the only instances.
+            yield from (*_own_classes(value), *_own_classes(class_))
     elif not _are_library_iterators(class_) and (
         not is_library_class(class_)
         or isinstance(value, ENTERED_CLASSES)

@@ -799,11 +799,19 @@ class Only(metaclass=Singleton):
     """Has one object."""
 
 
+class Sharing:
+    shared: ClassVar = {}
+
+
+class Board(Sharing):
+    """An object of it lives as long as a step."""
+
+
 class Asking:
     def step(self):
-        return Only()
+        return Only(), Board()
 
 
-def test_a_metaclass_is_one_of_the_classes_that_the_code_mentions():
+def test_a_metaclass_and_bases_are_among_the_classes_that_the_code_mentions():
     mentioned = mentioned_variables({"model": Asking()})
-    assert {Singleton, Only} <= {*mentioned.classes}
+    assert {Singleton, Only, Board, Sharing} <= {*mentioned.classes}
