@@ -813,6 +813,9 @@ class Encoder:
             if id(part) == key:
                 self._note(self.nodes[holder], name, key)
         note = draft.note | {"names": [names[n] for n in kept if n < len(names)]}
+        if "gone" in note:  # such as None, in whose place a module has come
+            left = {names[n].rpartition(" ")[2] for n in range(len(names)) if n not in kept}
+            note["gone"] = [each for each in note["gone"] if each.rpartition(" ")[2] not in left]
         if any(n >= len(names) and id(draft.parts[n]) == key for n in kept):
             kept = [n for n in kept if n < len(names)]
             note.pop("elements")

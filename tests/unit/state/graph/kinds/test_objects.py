@@ -1,8 +1,14 @@
 """state/graph/kinds/objects.py: objects of users' classes that are containers of Python's, too."""
 
+import copy
 from collections import defaultdict, deque
 
-from graph_records import Thing, train
+from graph_records import Net, Thing, train
+from torchmetrics import MeanMetric
+
+from sagemaker_lightning.state.graph.decoding import restore
+from sagemaker_lightning.state.graph.encoding import encode
+from sagemaker_lightning.state.graph.start import Start
 
 
 class Window(deque):
@@ -50,3 +56,23 @@ def test_a_new_defaultdict_of_a_users_class_makes_what_it_lacks():
         each.old["d"].append(4)
     assert (resumed.tree, resumed.old) == (trained.tree, trained.old)
     assert (resumed.tree.name, resumed.old.name) == ("root", "old")
+
+
+def test_an_attribute_stays_if_no_record_has_the_module_that_takes_its_place():
+    class Measured(Net):
+        def __init__(self):
+            super().__init__()
+            self.error = MeanMetric()
+            self.copied = None
+
+    def change(net):
+        net.copied = copy.deepcopy(net.error)
+        net.scale = 2.0
+
+    trained, resumed = Measured(), Measured()
+    start = Start({"model": trained})
+    change(trained)
+    encoded = encode({"model": trained}, start)
+    restore({"model": resumed}, Start({"model": resumed}), encoded.record)
+    assert [each.name for each in encoded.unsaved] == ["copied"]
+    assert resumed.copied is None and resumed.scale == 2.0
