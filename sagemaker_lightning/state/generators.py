@@ -68,7 +68,8 @@ def reseed(found: Mapping[str, Any], number: int) -> None:
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
         else:
-            generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            engine = engine_of(generator)
+            engine.state = type(engine)(seed).state
 
 
 def state_of(generator: Any) -> Any:
@@ -79,13 +80,15 @@ def state_of(generator: Any) -> Any:
         return generator.get_state(legacy=False)
     if isinstance(generator, torch.Generator):
         return generator.get_state()
-    spawned = _spawned(generator)
-    return {**generator.bit_generator.state} | ({SPAWNED: spawned} if spawned else {})
+    engine = engine_of(generator)
+    spawned = getattr(engine.seed_seq, SPAWNED, 0)
+    return {**engine.state} | ({SPAWNED: spawned} if spawned else {})
 
 
-def _spawned(generator: np.random.Generator) -> int:
-    """Return how many generators were spawned from one; numpy's `state` does not have it."""
-    return getattr(generator.bit_generator.seed_seq, SPAWNED, 0)
+def engine_of(generator: Any) -> Any:
+    """Return the engine of a generator of numpy's; an engine itself."""
+    is_engine = isinstance(generator, np.random.BitGenerator)
+    return generator if is_engine else generator.bit_generator
 
 
 def seed_of(generator: np.random.Generator) -> list[Any]:
@@ -145,8 +148,9 @@ def restore(generator: Any, state: Any) -> None:
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(dict(state))
     else:
-        generator.bit_generator.state = state
-        _count_as_spawned(generator.bit_generator.seed_seq, state.get(SPAWNED, 0))
+        engine = engine_of(generator)
+        engine.state = state
+        _count_as_spawned(engine.seed_seq, state.get(SPAWNED, 0))
 
 
 def _count_as_spawned(seed: Any, number: Any) -> None:

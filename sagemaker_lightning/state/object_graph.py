@@ -42,7 +42,13 @@ from sagemaker_lightning.compat.torch_modules import members, unwrapped
 from sagemaker_lightning.state.caches import kept
 
 Found = TypeVar("Found")
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+GENERATORS = (
+    np.random.Generator,
+    np.random.BitGenerator,
+    np.random.RandomState,
+    random.Random,
+    torch.Generator,
+)
 LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
 MAX_OBJECTS = 20_000  # objects that a walk yields of each attribute of a root, at most
 MAX_MEMBERS = 1024  # elements of a container that a walk enters; a longer one holds samples

@@ -24,11 +24,17 @@ MAKES = {
     name: lambda seed=1, name=name: np.random.Generator(getattr(np.random, name)(seed))
     for name in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 }
+MAKES |= {
+    f"the engine {name}": lambda seed=1, name=name: getattr(np.random, name)(seed)
+    for name in ("MT19937", "PCG64", "Philox")
+}
 
 
 def draw(generator):
     if isinstance(generator, torch.Generator):
         return torch.rand(1, generator=generator).item()
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.random_raw()
     return generator.random()
 
 
