@@ -340,7 +340,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     saved_ids = set(map(id, saved_objects))
     saved_ids |= {id(root) for name, root in saved.items() if name.startswith(VARIABLES)}
     elsewhere = _elsewhere(roots)
-    variables, of_packages, digests = _found(roots, saved_ids)
+    variables, of_packages, digests = _variables_of_code(roots, saved_ids)
     left_out = saved_ids.union(id(mark.object_) for mark in elsewhere.values())
     # A variable and an attribute may have the same object, other than a number or text: then a
     # checkpoint has it. To look at all attributes takes time, and most variables are of no object.
@@ -369,12 +369,13 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     return {name: state for name, state in digests.items() if state}
 
 
-def _found(
+def _variables_of_code(
     roots: Mapping[str, Any], saved_ids: set[int]
 ) -> tuple[dict[str, Any], set[str], dict[str, bytes]]:
-    """Return the variables that code reaches, by name, and digests of what it has itself.
+    """Return variables by name, which of these installed packages have, and digests by name.
 
-    Between them are the names of the variables that installed packages have.
+    The variables are those that code reaches. The digests are of what functions have themselves,
+    such as defaults, and of iterators.
 
     Args:
         roots: The objects from which the code is reached, by name.

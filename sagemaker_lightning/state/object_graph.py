@@ -477,9 +477,10 @@ def _walked(
 def _installed_package(value: Any) -> str:
     """Return the package of an installed function or class, but for LIBRARIES; "" for another."""
     is_code = isinstance(value, (types.FunctionType, type))
-    if not is_code or is_library_class(value) or is_own_module(value.__module__ or ""):
+    if not is_code or is_library_class(value):
         return ""
-    return (value.__module__ or "").partition(".")[0]
+    module = value.__module__ or ""
+    return "" if is_own_module(module) else module.partition(".")[0]
 
 
 def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901 (branches by type)

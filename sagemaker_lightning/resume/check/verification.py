@@ -416,7 +416,7 @@ class ResumeCheck:
             digests = batch_digest.leaf_digests(moments.next_batch(self.trainer))
             # The end of a validation may still change the learning rates and the data.
             is_final = point is not ResumePoint.VALIDATION
-            has_rates = is_final and not _callbacks_begin_steps(self.trainer)
+            has_rates = is_final and not _callbacks_run_before_steps(self.trainer)
             upcoming = Batch(
                 steps_done(self.trainer) + 1,
                 self._position(),
@@ -525,7 +525,11 @@ class ResumeCheck:
         if not expected.loss and expected.position == self.skipped:
             return  # it was to come, but no run trains on it
         is_announced = not expected.loss
-        if is_announced and expected.data != step.data and _callbacks_begin_steps(self.trainer):
+        if (
+            is_announced
+            and expected.data != step.data
+            and _callbacks_run_before_steps(self.trainer)
+        ):
             return  # they may have changed it since; it was noted before they could
         description, kinds = _difference(expected, step)
         if kinds:
@@ -598,7 +602,7 @@ class ResumeCheck:
         return position(self.trainer)
 
 
-def _callbacks_begin_steps(trainer: Trainer) -> bool:
+def _callbacks_run_before_steps(trainer: Trainer) -> bool:
     """Return whether a callback of the user's may change rates, or a batch, before each step."""
     return any(
         type(each).on_train_batch_start is not Callback.on_train_batch_start

@@ -31,6 +31,7 @@ CALLBACKS = "callbacks."
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
 NUMBERS = int, float, complex, np.number, np.bool_, Tensor, np.ndarray, type(None)
 CONTAINERS = dict, list, tuple, set, frozenset, deque
+MAX_WRAPPERS = 100  # one may wrap itself
 MIN_ELEMENTS = 1 << 20
 """Elements that a value may have; as many as the weights have are good, too.
 
@@ -189,8 +190,6 @@ def _unwrapped(function: Any) -> Any:
 
     inspect.unwrap asks any object for an attribute, and a user's may raise anything then.
     """
-    wrappers: list[Any] = []
-    while "__wrapped__" in object_graph.namespace(function) and len(wrappers) < 100:
-        wrappers.append(function)
-        function = object_graph.namespace(function)["__wrapped__"]
+    for _ in range(MAX_WRAPPERS):
+        function = object_graph.namespace(function).get("__wrapped__", function)
     return function

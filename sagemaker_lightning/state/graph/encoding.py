@@ -278,7 +278,7 @@ class Encoder:
             and not is_library_class(before.class_)
             and not is_library_class(node.class_)
         }
-        replaced |= self._changed_beside() | self._of_hooks()
+        replaced |= self._changed_beside() | self._made_by_hooks()
         size = 0
         while len(replaced) > size:
             size = len(replaced)
@@ -289,13 +289,13 @@ class Encoder:
             }
         return replaced
 
-    def _of_hooks(self) -> set[int]:
+    def _made_by_hooks(self) -> set[int]:
         """Return what hooks at the start have made that touched containers alone hold.
 
         Another start of the program may put one object into two places where this one has put two.
         What something else holds stays the start's own, and gets the values in place.
         """
-        made = self.start.of_hooks.keys() & self.nodes.keys() & self.start.nodes.keys()
+        made = self.start.made_by_hooks.keys() & self.nodes.keys() & self.start.nodes.keys()
         if not made:
             return set()
         kept = {key for key in made if self.nodes[key].parent is None}
@@ -541,7 +541,7 @@ class Encoder:
 
     def _draft_views(self) -> None:
         """Draft the new tensors and arrays that share their memory with others."""
-        self._draft_across()
+        self._draft_between_libraries()
         bases: dict[Any, list[Any]] = {}
         for tensor in self.start.saved_by_others().values():
             bases.setdefault(memory_of(tensor), []).append(tensor)
@@ -570,7 +570,7 @@ class Encoder:
             if rest and memory in bases:  # they reach beyond what a program makes at its start
                 self.parted += [self.nodes[key].path for key in rest]
 
-    def _draft_across(self) -> None:
+    def _draft_between_libraries(self) -> None:
         """Draft the new arrays in the memory of tensors, and the new tensors in that of arrays."""
         arrays = {key: node for key, node in self.nodes.items() if node.kind is ARRAY}
         new = {key: node.value for key, node in self.nodes.items() if self._is_new(key)}

@@ -103,7 +103,7 @@ class Start:
         """The names of the modules that the program has imported."""
         self.left_out: Mapping[int, Node] = {}
         """What `without` has left out."""
-        self.of_hooks: dict[int, Any] = {}
+        self.made_by_hooks: dict[int, Any] = {}
         """What hooks at the start have made, by what it is known: in another start of the program,
         they may make something else in its place."""
         self.is_over = False

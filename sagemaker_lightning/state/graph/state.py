@@ -184,7 +184,7 @@ class GraphState:
             for each, node in scan({"": value}).items():
                 is_of_hooks = before is not None and each not in before
                 if is_of_hooks:
-                    self.begin().of_hooks[each] = node.value
+                    self.begin().made_by_hooks[each] = node.value
                 if is_of_hooks or node.kind is not OBJECT:
                     self.touched[each] = None
 

@@ -104,9 +104,12 @@ def bytes_of(value: Tensor | np.ndarray) -> tuple[int, int]:
     if isinstance(value, np.ndarray):
         low, high = np.lib.array_utils.byte_bounds(value)
         return int(low), int(high)
-    steps = zip(value.shape, value.stride(), strict=True)
-    elements = 1 + sum((size - 1) * step for size, step in steps)
-    return value.data_ptr(), value.data_ptr() + elements * value.itemsize
+    return value.data_ptr(), value.data_ptr() + _reach(value) * value.itemsize
+
+
+def _reach(tensor: Tensor) -> int:
+    """Return how many elements lie from a tensor's first to its last one in memory."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def place_across(value: Tensor | np.ndarray, base: Tensor | np.ndarray) -> list[Any] | None:
@@ -120,10 +123,12 @@ def place_across(value: Tensor | np.ndarray, base: Tensor | np.ndarray) -> list[
         return None
     if isinstance(value, Tensor):
         strides = list(value.stride())
+    elif any(step < 0 or step % value.itemsize for step in value.strides):
+        return None  # torch has no such
     else:
         strides = [step // value.itemsize for step in value.strides]
     size = math.prod(value.shape) * value.itemsize
-    is_within = size <= max(high - low, MAX_EXPANDED) and all(step >= 0 for step in strides)
+    is_within = size <= max(high - low, MAX_EXPANDED)
     return [offset, list(value.shape), strides] if is_within else None
 
 
@@ -192,19 +197,29 @@ def has_plain_memory(value: Tensor | np.ndarray) -> bool:
     return is_plain and value.size > 0 and value.flags.c_contiguous and value.flags.writeable
 
 
+def _extent(value: Tensor | np.ndarray) -> tuple[int, int]:
+    """Return where a tensor's elements begin in its storage, and where they end.
+
+    An array's memory is that of its owner, of which each start makes all: 0 and 0.
+    """
+    if not isinstance(value, Tensor):
+        return 0, 0
+    begin = int(value.storage_offset())
+    return begin, begin + _reach(value)
+
+
 def bases_within(
-    views: list[Any], bases: list[Any], extent: Callable[[Any], tuple[int, int]] | None = None
+    views: list[Any], bases: list[Any], extent: Callable[[Any], tuple[int, int]] = _extent
 ) -> list[Any]:
     """Return for each view a base that it lies within; None if there is none.
 
-    Another start makes no memory beyond that. All are of one memory; there may be many of both.
+    Another start makes no memory beyond that. There may be many of both.
 
     Args:
         views: The views.
         bases: The bases.
-        extent: Returns where one begins and ends; None for `_extent`.
+        extent: Returns where one begins and ends: by default, in the one memory that all are of.
     """
-    extent = extent or _extent
     rows = sorted((*extent(base), number) for number, base in enumerate(bases))
     begins = [begin for begin, *_ in rows]
     longest: list[tuple[int, int, int]] = []  # of those that begin no later, the one that ends last
@@ -217,18 +232,6 @@ def bases_within(
         is_within = place >= 0 and end <= longest[place][1]
         found.append(bases[longest[place][2]] if is_within else None)
     return found
-
-
-def _extent(value: Tensor | np.ndarray) -> tuple[int, int]:
-    """Return where a tensor's elements begin in its storage, and where they end.
-
-    An array's memory is that of its owner, of which each start makes all: 0 and 0.
-    """
-    if not isinstance(value, Tensor):
-        return 0, 0
-    begin = int(value.storage_offset())
-    steps = zip(value.shape, value.stride(), strict=True)
-    return begin, begin + 1 + sum((size - 1) * step for size, step in steps)
 
 
 def span(values: list[Any]) -> Any:

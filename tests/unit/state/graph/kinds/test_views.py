@@ -94,10 +94,23 @@ def test_two_arrays_of_one_forgotten_tensor_share_its_memory():
     assert resumed.part.tolist() == [9, 3, 4, 5]
 
 
-def test_an_array_that_reads_a_tensors_bytes_as_others_is_named():
+def others(array):
+    return array.view(np.int32)
+
+
+def backwards(array):
+    return array[::-1]
+
+
+def uneven(array):
+    return np.lib.stride_tricks.as_strided(array, (2,), (6,))
+
+
+@pytest.mark.parametrize("view", [others, backwards, uneven])
+def test_an_array_that_torch_cannot_make_of_a_tensor_is_named(view):
     def change(thing):
         thing.tensor = torch.arange(4.0)
-        thing.array = thing.tensor.numpy().view(np.int32)
+        thing.array = view(thing.tensor.numpy())
 
     thing, resumed = Thing(), Thing()
     start = Start({"model": thing})
