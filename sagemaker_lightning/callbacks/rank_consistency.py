@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
@@ -96,18 +97,13 @@ class RankConsistency(Callback):
         self.scaling.setup(trainer, pl_module, stage)
         if isinstance(trainer.strategy, DDPStrategy):
             arguments = ddp_arguments(trainer.strategy)
+            if arguments.get("static_graph") and trainer.is_global_zero:
+                _warn_of_static_graph(trainer)
             if trainer.world_size > 2:
                 # DDP reorders its buckets after the first step. A resumed run would add the
                 # gradients of its own first step in another order. With two ranks, sums commute;
                 # with more, the last bits differ.
                 arguments.setdefault("find_unused_parameters", True)
-                if arguments.get("static_graph") and trainer.is_global_zero:
-                    # It reorders them in any case.
-                    log.warning(
-                        "DDP with static_graph adds the gradients of "
-                        f"{trainer.world_size} ranks in another order after the first step: "
-                        "after an interruption this run is not exact; leave it out"
-                    )
             # It saves a copy of the gradients: two nodes were 1.42 instead of 1.38 times as fast as
             # one (benchmarks/scaling.py).
             arguments.setdefault("gradient_as_bucket_view", True)
@@ -303,3 +299,19 @@ def learning_rates(trainer: Trainer) -> list[float]:
     """Return the learning rate of each parameter group, of all optimizers."""
     groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
     return [float(group["lr"]) for group in groups if "lr" in group]
+
+
+def _warn_of_static_graph(trainer: Trainer) -> None:
+    """Say what DDP's `static_graph` does not let be resumed."""
+    if trainer.world_size > 2:  # it reorders its buckets in any case
+        log.warning(
+            f"DDP with static_graph adds the gradients of {trainer.world_size} ranks in another "
+            "order after the first step: after an interruption this run is not exact; leave it out"
+        )
+    if any(isinstance(each, GradientAccumulationScheduler) for each in callbacks_of(trainer)):
+        # torch's reducer ends with an internal error ("expect_autograd_hooks_").
+        log.warning(
+            "DDP with static_graph has to exchange the gradients of the first batch of each start: "
+            "this run cannot be resumed in an epoch in which a GradientAccumulationScheduler "
+            "accumulates them; leave static_graph out"
+        )

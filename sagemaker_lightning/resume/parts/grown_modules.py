@@ -56,8 +56,11 @@ class GrownModules:
                 }
                 first.update(made_within)
                 if replaced is not None:
+                    after = replaced | made_within
+                    # What is of the start comes before what they have got.
+                    names = dict.fromkeys([*first, *after]) if made_within else after
                     space.clear()
-                    space.update(replaced | made_within)
+                    space.update({name: after[name] for name in names if name in after})
             for module, gone in attributes:
                 for name in gone:
                     vars(module).pop(name, None)

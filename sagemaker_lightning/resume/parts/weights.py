@@ -58,9 +58,9 @@ class Weights(Part):
         """Weights of parts of the model that a hook creates."""
         self.trained: dict[str, Any] | None = None
         """The model's weights, if a hook of the user's has put others in the file."""
-        self.at_start: dict[str, Tensor] = {}
+        self.at_start: dict[str, Tensor] | None = None
         """The weights and buffers that the program has made, until it has made its first data of
-        them, by name."""
+        them, by name: a model may have none. None if nothing more is made of them."""
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Prepare the model for its weights, or load them once more.
@@ -94,7 +94,7 @@ class Weights(Part):
         a copy, or `train_dataloader`, such as a rollout, would be made of later ones than in the
         interrupted run.
         """
-        if not self.at_start:
+        if self.at_start is None:
             yield
             return
         model = self.trainer.lightning_module
@@ -106,7 +106,7 @@ class Weights(Part):
 
     def forget_first_weights(self) -> None:
         """Let go of the first weights, of which nothing more is made."""
-        self.at_start = {}
+        self.at_start = None
 
     def _prepare(self, weights: dict[str, Any]) -> None:
         """Let the model have what the weights are of, before Lightning loads them.

@@ -13,6 +13,7 @@ import ranks
 import torch
 from consistent_ranks import SHORT, fit_by_flags, rank_of
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.strategies import DDPStrategy
 
 from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
@@ -372,6 +373,21 @@ def test_buckets_of_another_order_after_the_first_step_are_reported(
         capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order")
         == warnings_expected
     )
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_static_graph_is_named_where_gradients_are_accumulated_later(capsys, static):
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(static_graph=static),
+        logger=False,
+        callbacks=[GradientAccumulationScheduler({1: 2})],
+    )
+    RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
+    printed = capsys.readouterr().out
+    assert ("cannot be resumed in an epoch in which a Gradient" in printed) == static
+    assert printed.count("static_graph") == 2 * static
 
 
 # One rank of several, in this process -------------------------------------------------------------

@@ -86,8 +86,11 @@ def is_made_by_the_program(class_: type) -> bool:
 
 
 def base_of(value: Any) -> type | None:
-    """Return which of Python's containers an object is; None if it is not one."""
-    return next((base for base in BASES if isinstance(value, base)), None)
+    """Return which of Python's containers an object is; None if it is not one.
+
+    A proxy that says that it is one, as of wrapt, has none of its content.
+    """
+    return next((base for base in BASES if issubclass(type(value), base)), None)
 
 
 class ObjectKind(Kind):

@@ -121,3 +121,37 @@ def test_a_new_part_is_trained_on_when_data_are_made_anew(tmp_path: Path, stop):
     train = training(Widening, max_epochs=3, reload_dataloaders_every_n_epochs=1)
     alone, resumed = alone_and_resumed(train, tmp_path, stop)
     assert weights(resumed) == weights(alone)
+
+
+class Boosted(Noted):
+    """Has no weights until its optimizer is made, and trains another learner in each epoch."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        del self.line
+        self.learners = nn.ModuleList()
+
+    def configure_optimizers(self):
+        if not self.learners:
+            self.learners.append(nn.Linear(2, 1))
+        return torch.optim.SGD(self.learners[-1].parameters(), 0.1)
+
+    def training_step(self, batch, batch_idx):
+        self.note(f"batch {self.current_epoch}:{batch_idx}")
+        before = sum(learner(batch[0]).detach() for learner in self.learners[:-1])
+        return (self.learners[-1](batch[0]) - 1 + before).square().mean()
+
+    def on_train_start(self):
+        """Do nothing."""
+
+    def validation_step(self, batch, batch_idx):
+        """Do nothing."""
+
+    def on_train_epoch_end(self):
+        self.learners.append(nn.Linear(2, 1))
+        self.trainer.strategy.setup_optimizers(self.trainer)
+
+
+def test_a_model_whose_first_weights_come_with_its_optimizer_grows_on(tmp_path):
+    alone, resumed = map(weights, alone_and_resumed(training(Boosted), tmp_path, "batch 1:2"))
+    assert resumed == alone and len(alone) == 9

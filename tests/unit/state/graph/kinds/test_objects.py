@@ -76,3 +76,25 @@ def test_an_attribute_stays_if_no_record_has_the_module_that_takes_its_place():
     restore({"model": resumed}, Start({"model": resumed}), encoded.record)
     assert [each.name for each in encoded.unsaved] == ["copied"]
     assert resumed.copied is None and resumed.scale == 2.0
+
+
+class Proxy:
+    """Says that it is what it stands for, as wrapt's do."""
+
+    def __init__(self, value) -> None:
+        self.value = value
+        self.count = 0
+
+    @property
+    def __class__(self):
+        return type(self.value)
+
+
+def test_a_proxy_of_a_container_is_its_attributes():
+    def change(thing):
+        thing.proxy.count = 3
+        thing.proxy.value.append(1)
+
+    trained, resumed = train(lambda: Thing(proxy=Proxy([])), change)
+    assert type(resumed.proxy) is Proxy and isinstance(resumed.proxy, list)
+    assert vars(resumed.proxy) == vars(trained.proxy) == {"value": [1], "count": 3}
