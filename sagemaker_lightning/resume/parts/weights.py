@@ -17,6 +17,7 @@ from torch.nn.utils import prune
 from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
+from sagemaker_lightning.compat.model_parallel import reshard
 from sagemaker_lightning.compat.torch_modules import (
     buffers,
     load_hooks,
@@ -97,11 +98,13 @@ class Weights(Part):
         if self.at_start is None:
             yield
             return
+        reshard(self.trainer)  # a forward gathers them, such as a validation's before training
         model = self.trainer.lightning_module
         loaded = values_of(model)
         with self.run.part(UserObjects).grown.without_what_they_got():
             set_values(model, self.at_start)
             yield
+            reshard(self.trainer)
         set_values(model, loaded)
 
     def forget_first_weights(self) -> None:

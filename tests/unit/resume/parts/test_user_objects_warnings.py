@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import operator
 import os
+import queue
 import random
 import re
 import subprocess
@@ -159,15 +160,15 @@ def test_what_is_in_a_file_starts_with_what_the_file_has(tmp_path, capsys):
 
 
 class Hooked(Model):
-    """Counts, in a hook, in what no checkpoint can hold."""
+    """Keeps, in a hook, what no checkpoint can hold."""
 
     def __init__(self):
         super().__init__()
         self.line = nn.Linear(1, 1)
-        counts = weakref.WeakKeyDictionary()
+        counts = queue.Queue()
 
         def count(module, *_):
-            counts[module] = counts.get(module, 0) + 1
+            counts.put(module)
 
         self.line.register_forward_hook(count)
 
@@ -178,7 +179,7 @@ def test_what_a_hook_has_closed_over_and_no_checkpoint_can_hold_is_reported(caps
     model.line(torch.ones(1))
     (line,) = told(capsys, state)
     name = f"{__name__}.Hooked.__init__.<locals>.count"
-    assert line.startswith(f"{name} holds a weakref.WeakKeyDictionary, which no checkpoint can")
+    assert line.startswith(f"{name} holds a queue.Queue, which no checkpoint can")
 
 
 INNER = None
