@@ -24,7 +24,12 @@ from sagemaker_lightning.state.graph.kinds.containers import (
     hashed_of,
 )
 from sagemaker_lightning.state.graph.kinds.memory import size_of
-from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, base_of, says_its_state
+from sagemaker_lightning.state.graph.kinds.objects import (
+    ORDER,
+    ObjectKind,
+    base_of,
+    says_its_state,
+)
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
@@ -269,7 +274,8 @@ class _Decoder:
         if path is not None:
             names = None
             if isinstance(kind, ObjectKind):
-                names = note["names"] + note.get("gone", []) + [""] * ("elements" in note)
+                beside = [""] * ("elements" in note) + [ORDER] * ("order" in note)
+                names = note["names"] + note.get("gone", []) + beside
             self.filled[key_of(self.made[number])] = names
         if isinstance(kind, ObjectKind):
             self._fill_object(number, kind, note, references)

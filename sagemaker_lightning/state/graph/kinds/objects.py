@@ -55,6 +55,8 @@ SPACES: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], type]] = {
     "module": (children, nn.Module),
 }
 """Where a module has its parameters, buffers and modules, and what they are."""
+ORDER = " order"
+"""What stands, among the names of attributes, for their order."""
 SCRIPTED = "scripted"
 """The word before the name of an attribute that a scripted module's code in C++ has."""
 BASES = (OrderedDict, defaultdict, dict, list, set, deque)
@@ -144,7 +146,7 @@ class ObjectKind(Kind):
             node: Its node now.
             is_same: Returns whether two parts are the same.
             touched: The names of attributes that are written even if they have not changed, or
-                are gone; "" for what the container holds.
+                are gone; "" for what the container holds, ORDER for the attributes' order.
         """
         before, now = start.attributes, node.attributes
         absent = object()
@@ -164,9 +166,9 @@ class ObjectKind(Kind):
         gone = [
             name
             for name in dict.fromkeys((*before, *touched))
-            if name and name not in now and name not in there
+            if name and name != ORDER and name not in now and name not in there
         ]
-        if gone or list(before) != list(now):
+        if gone or ORDER in touched or list(before) != list(now):
             note["order"] = list(now)
             note["gone"] = gone
         is_changed = len(content) != len(content_before) or "" in touched
@@ -322,13 +324,17 @@ def remove(owner: Any, gone: list[Any]) -> None:
 
 def bring_in_order(owner: Any, order: list[Any]) -> None:
     """Bring the attributes that encoding would save in an order; variables have none."""
-    if has_variables(owner_of(owner)):
+    object_ = owner_of(owner)
+    if has_variables(object_):
         return
-    variables = cast(dict[str, Any], namespace(owner_of(owner)))  # it is if a name is in it
+    places = {"": cast(dict[str, Any], namespace(object_))}  # a dict if a name is in it
+    if isinstance(object_, nn.Module):
+        places |= {space: members_of(object_) for space, (members_of, _) in SPACES.items()}
     names = set(ObjectKind().take(owner)[0])
     for name in order:
-        if name in names and name in variables:
-            variables[name] = variables.pop(name)
+        space, _, member = name.rpartition(" ") if name in names else ("", "", "")
+        if member in (members := places.get(space, {})):
+            members[member] = members.pop(member)
 
 
 class FunctionKind(ObjectKind):

@@ -3,12 +3,15 @@
 import copy
 from collections import defaultdict, deque
 
+import torch
 from graph_records import Net, Thing, train
+from torch import nn
 from torchmetrics import MeanMetric
 
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.start import Start
+from sagemaker_lightning.state.graph.state import GraphState
 
 
 class Window(deque):
@@ -98,3 +101,37 @@ def test_a_proxy_of_a_container_is_its_attributes():
     trained, resumed = train(lambda: Thing(proxy=Proxy([])), change)
     assert type(resumed.proxy) is Proxy and isinstance(resumed.proxy, list)
     assert vars(resumed.proxy) == vars(trained.proxy) == {"value": [1], "count": 3}
+
+
+class Steps(nn.Module):
+    """Two modules, and a buffer, in an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Tanh()
+        self.second = nn.Linear(1, 1)
+        self.register_buffer("one", torch.zeros(1))
+        self.register_buffer("two", torch.zeros(1))
+
+    def put_the_first_last(self) -> None:
+        first, one = self.first, self.one
+        del self.first, self.one
+        self.first = first
+        self.register_buffer("one", one)
+
+
+def test_the_order_of_a_modules_members_comes_back_each_time():
+    trained = Steps()
+    state = GraphState(lambda: {"model": trained})
+    state.mark()
+    trained.put_the_first_last()
+    record = state.encode()
+    for _ in range(2):
+        resumed = Steps()
+        state = GraphState(lambda resumed=resumed: {"model": resumed})
+        state.mark()
+        state.restore(record)
+        assert [name for name, _ in resumed.named_children()] == ["second", "first"]
+        assert [name for name, _ in resumed.named_buffers()] == ["two", "one"]
+        state.mark()
+        record = state.encode()
