@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -100,7 +101,10 @@ class Snapshot:
         number, of_first = gather(
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
-        state, exact_values = self.lightning_checkpoint(shared)
+        # A hook that saves, for a file that Lightning alone would not write, changes nothing.
+        graph = run.part(UserObjects).graph
+        with graph.kept() if self.asks_users_hooks else nullcontext():
+            state, exact_values = self.lightning_checkpoint(shared)
         overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
         of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), shards.RANKS_KEY)

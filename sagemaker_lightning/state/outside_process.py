@@ -5,7 +5,7 @@ before and is written again: then training depends on what training has written.
 written once does not.
 Several files in a folder, each written once and read later, count as one that changes, unless a
 dataset keeps its samples there. A file to which training appends counts, too: it keeps the rows of
-steps that are done again.
+steps that are done again. If it is read besides, training depends on them.
 """
 
 import builtins
@@ -147,7 +147,8 @@ class OutsideState:
             if self.first_files.setdefault(folder, path) != path and folder not in self.folders:
                 self.folders.add(folder)
                 self.changed_files.add(path)
-        if known not in (None, content) and _is_called_by_user():
+        is_another = known not in (None, content) or path in self.appended_files
+        if is_another and _is_called_by_user():
             self.changed_files.add(path)
 
     def note_files_written_since(self) -> None:

@@ -1,6 +1,7 @@
 """The optimizers' parameter groups: hooks may have added some, or made the optimizers anew."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from torch import nn
@@ -22,8 +23,8 @@ class ParameterGroups(Part):
     what = "which parameters each optimizer trains"
     place = Place.RUN
     moments = (Moment.OPTIMIZERS,)
-    made: Sequence[int] = ()
-    """Number of groups of each optimizer, as the program makes it."""
+    made: Sequence[Sequence[int]] = ()
+    """Number of weights of each optimizer's groups, as the program makes it."""
     has_reported = False
 
     def save(
@@ -43,15 +44,22 @@ class ParameterGroups(Part):
         return saved
 
     def hooks_begin(self) -> None:
-        """Note how many groups the program makes, before hooks may add others."""
-        self.made = [len(optimizer.param_groups) for optimizer in self.trainer.optimizers]
+        """Note how many weights the program gives each group, before hooks may add others."""
+        self.made = [
+            [len(group["params"]) for group in optimizer.param_groups]
+            for optimizer in self.trainer.optimizers
+        ]
 
     def _report_unknown(self, saved: list[list[list[str]]]) -> None:
         """Print, once, which optimizer has got weights that the model does not have."""
         if self.has_reported or not self.trainer.is_global_zero:
             return
         for number, (groups, made) in enumerate(zip(saved, self.made, strict=False)):
-            if any("" in names for names in groups[made:]):
+            # In the place of one that the program makes, it makes one again.
+            added = chain(
+                *(names[n:] for names, n in zip(groups, chain(made, repeat(0)), strict=False))
+            )
+            if "" in added:
                 self.has_reported = True
                 whole = (
                     ": after a validation, parameters() of a sharded model has whole ones, which "
@@ -60,8 +68,8 @@ class ParameterGroups(Part):
                     else "; add weights of the model"
                 )
                 log.warning(
-                    f"optimizer {number} has got a parameter group with weights that the model "
-                    f"does not have, and no run can be resumed with it{whole}"
+                    f"a parameter group of optimizer {number} has got weights that the model does "
+                    f"not have, and no run can be resumed with them{whole}"
                 )
 
     def restore(self, saved: Any, moment: Moment) -> None:

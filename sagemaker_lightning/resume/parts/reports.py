@@ -210,8 +210,8 @@ class Reports:
                 log.warning(
                     f"{printable(name)} gets the gradients of DDP in other buckets in the first "
                     "step of each start: if it keeps something of each bucket, or does more than "
-                    "to treat each number by itself, this run is not exact after an interruption; "
-                    "with find_unused_parameters=True the buckets stay"
+                    "to treat each number, or each weight, by itself, this run is not exact after "
+                    "an interruption; with find_unused_parameters=True the buckets stay"
                 )
 
     def _settings(self) -> dict[str, object]:

@@ -34,6 +34,7 @@ from sagemaker_lightning.state import module_variables, object_graph
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import refusing
+from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES
 from sagemaker_lightning.state.graph.nodes import CODE, LIBRARYS, scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
@@ -72,8 +73,8 @@ class UserObjects(Part):
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
         self.grown = GrownModules()
-        self.replaced_numbers: list[tuple[Any, str, Any]] = []
-        """What the user's hooks have replaced while they loaded: owner, attribute, the number."""
+        self.replaced: list[tuple[Any, str, Any]] = []
+        """What the user's hooks have replaced while they loaded: owner, attribute, the value."""
         self.results: dict[Any, int] | None = None
         """Functions that keep their results, with the number of results at a resumed run's start;
         None before."""
@@ -221,22 +222,28 @@ class UserObjects(Part):
         return with_article(printable(str(unsaved[0]))[:200])
 
     @contextmanager
-    def noting_replaced_numbers(self) -> Iterator[None]:
-        """Note which numbers hooks of the user's replace while they load.
+    def noting_replaced(self) -> Iterator[None]:
+        """Note which numbers, and which saved containers, hooks of the user's replace as they load.
 
         The hooks that begin training get what was loaded, as with Lightning. A `load_state_dict`
         may move a sum from one attribute to another one, though: once these hooks have run, a
-        number that training had not changed is as the program has made it.
+        number that training had not changed is as the program has made it. A list gets in place
+        what was saved of it, as one object under all of its names.
         """
         owners = start_hooks.objects_of_hooks(self.trainer).values()
         before = [(owner, object_graph.attributes(owner)) for owner in owners]
         yield
+        saved = set(names_in(self.resumed.of(self)["graph"]))
+        paths = self.graph.begin().paths
         for owner, values in before:
             present = object_graph.namespace(owner)
             for name, value in values.items():
                 now = present.get(name)
-                if now is not value and type(value) in NUMBERS and type(now) in NUMBERS:
-                    self.replaced_numbers.append((owner, name, value))
+                is_number = type(value) in NUMBERS and type(now) in NUMBERS
+                kind = CONTAINERS.get(type(value))
+                is_saved = kind and kind.fills and paths.get(id(value)) in saved
+                if now is not value and (is_number or (is_saved and type(now) is type(value))):
+                    self.replaced.append((owner, name, value))
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore what has changed, as far as the objects exist.
@@ -254,9 +261,9 @@ class UserObjects(Part):
             path for path, _ in self._missing_attributes(saved) if path in self._data_paths()
         }
         if moment is Moment.TRAINING:
-            for owner, name, number in self.replaced_numbers:
-                setattr(owner, name, number)
-            self.replaced_numbers = []
+            for owner, name, value in self.replaced:
+                setattr(owner, name, value)
+            self.replaced = []
         # What hooks have computed at the start may be each rank's own.
         own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
         self._restore_graph(saved, incomplete, own, is_late=moment is Moment.TRAINING)

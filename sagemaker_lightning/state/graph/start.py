@@ -5,7 +5,7 @@ import copy
 import gc
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -234,10 +234,13 @@ class Start:
         rest.left_out = {key: self.nodes[key] for key in self.nodes.keys() - rest.nodes.keys()}
         return rest
 
-    def reset(self) -> None:
+    def reset(self, stays: Callable[[Any], bool] = lambda value: False) -> None:
         """Give all objects the content that they had at the start.
 
         It is for a start that has kept it. Elements of long containers stay as they are.
+
+        Args:
+            stays: Returns whether an object stays as it is.
         """
         now = {key: Node(node.value, node.kind, None, "") for key, node in self.nodes.items()}
         # An object that nothing sets back, such as an itertools.count, gives way to another one.
@@ -247,7 +250,7 @@ class Start:
             if not node.kind.fills and node.note != now[key].note
         }
         for key, node in self.nodes.items():
-            if self.skip and isinstance(owner_of(node.value), self.skip):
+            if (self.skip and isinstance(owner_of(node.value), self.skip)) or stays(node.value):
                 continue
             parts = [fresh.get(id(part), part) for part in node.parts]
             present = now[key]

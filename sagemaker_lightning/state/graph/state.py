@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from sagemaker_lightning.state.graph.nodes import (
 from sagemaker_lightning.state.graph.shared_memory import SharedMemory
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.text import Record
+from sagemaker_lightning.state.graph.undoing import undo
 from sagemaker_lightning.state.object_graph import is_of, once_at_one_moment, owner_of
 
 ORDERLESS = "set", "frozenset"
@@ -188,6 +190,18 @@ class GraphState:
                 if is_of_hooks or node.kind is not OBJECT:
                     self.touched[each] = None
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Undo what code of the user's changes in the block, such as one that saves.
+
+        What is undone counts as changed: other code may make of a copy what it was within.
+        """
+        nodes = self.nodes()
+        try:
+            yield
+        finally:
+            self.touch(undo(nodes.values()))
+
     def touch_shared(self, record: Record, of_ranks: Iterable[Collection[str]]) -> bool:
         """Count DTensors of the start as changed of which any rank's part has changed.
 
@@ -295,7 +309,11 @@ class GraphState:
         """
         unsaved = encode(self.roots(), self.begin(), self.touched).unsaved if keeps_unsaved else ()
         owners = [(self.begin().by_path.get(each.path), each) for each in unsaved]
-        self.begin().reset()
+        # A data worker that runs would see, in memory that it shares, what was there at the start.
+        shared = SharedMemory()
+        by_path = self.begin().by_path
+        known = {id(by_path[path].value) for path in names_in(record) if path in by_path}
+        self.begin().reset(lambda value: id(value) in known and shared.has(value))
         restore(self.roots(), self.begin(), record)
         for owner, each in owners:
             if owner is not None and owner.kind is OBJECT and not each.is_part:

@@ -1,8 +1,10 @@
 """resume/snapshot.py in a short training: what a checkpoint has of it."""
 
+import queue
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,7 +270,8 @@ def test_lightning_continues_with_the_epoch_after_a_checkpoint(tmp_path):
     ]
 
 
-CALLS = Counter()
+# What a hook changes of a Counter while it saves is undone.
+CALLS: queue.SimpleQueue = queue.SimpleQueue()
 
 
 class Counting(Noted):
@@ -280,12 +283,12 @@ class Counting(Noted):
 
     def state_dict(self, *args, **options) -> dict:
         """Count a call, and return the state."""
-        CALLS["state_dict of the model"] += 1
+        CALLS.put("state_dict of the model")
         return super().state_dict(*args, **options)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Count a call."""
-        CALLS["on_save_checkpoint of the model"] += 1
+        CALLS.put("on_save_checkpoint of the model")
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Load nothing."""
@@ -296,27 +299,65 @@ class CountingCallback(pl.Callback):
 
     def state_dict(self) -> dict:
         """Count a call, and return a state."""
-        CALLS["state_dict of the callback"] += 1
+        CALLS.put("state_dict of the callback")
         return {"a": 1}
 
     def on_save_checkpoint(self, *_) -> None:
         """Count a call."""
-        CALLS["on_save_checkpoint of the callback"] += 1
+        CALLS.put("on_save_checkpoint of the callback")
 
 
 def test_a_users_hooks_are_called_once_for_each_checkpoint(tmp_path, monkeypatch):
-    CALLS.clear()
     of_each = []
     take = Snapshot.take
 
     def counting(*args):
-        assert not CALLS  # nobody has asked before, or since the last one
+        assert CALLS.empty()  # nobody has asked before, or since the last one
         state = take(*args)
-        of_each.append(dict(CALLS))
-        CALLS.clear()
+        of_each.append(Counter(CALLS.get() for _ in range(CALLS.qsize())))
         return state
 
     monkeypatch.setattr(Snapshot, "take", counting)
     trainer(tmp_path, CountingCallback(), every_n_steps=1).fit(Counting())
     assert len(of_each) > 4
     assert all(len(calls) == 4 and {*calls.values()} == {1} for calls in of_each), of_each
+
+
+class Numbering(Noted):
+    """Trains by how often it has saved, and keeps that under two names."""
+
+    def __init__(self, **moments) -> None:
+        super().__init__(**moments)
+        self.version = 0
+        self.versions: list[int] = []
+        self.logs = {"versions": self.versions}
+
+    def on_save_checkpoint(self, checkpoint):
+        self.version += 1
+        self.versions.append(self.version)
+        checkpoint |= {"version": self.version, "versions": self.versions}
+
+    def on_load_checkpoint(self, checkpoint):
+        self.version, self.versions = checkpoint["version"], checkpoint["versions"]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) / (1 + len(self.logs["versions"]))
+
+
+@pytest.mark.parametrize("stop", ["batch 0:2", "batch 1:1", "batch 2:2"])
+def test_a_save_hook_changes_nothing_where_lightning_writes_no_file(tmp_path, stop):
+    def train(folder: Path, **moments) -> Numbering:
+        model = Numbering(**moments)
+        files = ModelCheckpoint(folder / "files", every_n_epochs=2, save_top_k=-1)
+        options = {"max_epochs": 4, "enable_checkpointing": True, "every_n_steps": 3}
+        fit = trainer(folder, files, **options).fit
+        with interrupted() if moments else nullcontext():
+            fit(model)
+        return model
+
+    alone = train(tmp_path / "alone")
+    train(tmp_path / "stopped", stop=stop)
+    resumed = train(tmp_path / "stopped")
+    assert weights(resumed) == weights(alone)
+    assert resumed.versions == alone.versions == [1, 2] and resumed.version == 2
+    assert resumed.logs["versions"] is resumed.versions

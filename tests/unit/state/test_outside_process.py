@@ -158,6 +158,18 @@ def test_a_file_to_which_training_appends_is_named(tmp_path, capfd):
     assert capfd.readouterr().out.count(f"{rows} is appended to while training") == 1
 
 
+def test_a_file_is_said_to_be_read_again_once_what_was_appended_is_read(tmp_path, capfd):
+    class ReadsBack(Appends):
+        def on_train_batch_end(self, trainer, *_):
+            super().on_train_batch_end()
+            if trainer.global_step == 2:
+                assert len(self.path.read_text().splitlines()) == 2
+
+    rows = tmp_path / "rows.csv"
+    trainer(tmp_path / "run", ReadsBack(rows)).fit(Noted())
+    assert capfd.readouterr().out.count(f"{rows} is written and read again while training") == 1
+
+
 def test_a_file_that_was_opened_for_appending_before_the_training_is_named(tmp_path, capfd):
     with (tmp_path / "rows.csv").open("a") as file, (tmp_path / "new.csv").open("x") as new:
         model = Noted()

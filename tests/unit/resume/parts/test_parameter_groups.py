@@ -60,17 +60,25 @@ def test_a_group_that_was_made_of_pruned_weights_has_their_order_before_they_are
     assert [*map(id, members)] == [id(model.bias), id(model.weight)]
 
 
-@pytest.mark.parametrize(("is_models", "lines"), [(True, 0), (False, 1)])
-def test_a_group_that_no_run_can_be_resumed_with_is_named_once(capsys, is_models, lines):
+@pytest.mark.parametrize(
+    ("grows", "is_models", "lines"), [(0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1)]
+)
+def test_a_group_that_no_run_can_be_resumed_with_is_named_once(capsys, grows, is_models, lines):
     """A group of the program's own is there again whatever it holds."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD([model.bias, nn.Parameter(torch.zeros(1))], 0.1)
     part = part_of(model, optimizer)
     part.hooks_begin()
-    optimizer.add_param_group({"params": model.weight if is_models else nn.Parameter(model.weight)})
+    part.save(None, None)
+    added = model.weight if is_models else nn.Parameter(model.weight)
+    if grows:
+        optimizer.param_groups[0]["params"].append(added)
+    else:
+        optimizer.add_param_group({"params": added})
     for _ in range(2):
         part.save(None, None)
-    assert capsys.readouterr().out.count("warning: optimizer 0 has got a parameter gr") == lines
+    said = "warning: a parameter group of optimizer 0 has got weights that the model does not have"
+    assert capsys.readouterr().out.count(said) == lines
 
 
 def test_a_weight_in_place_of_another_is_in_its_own_group_alone(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from graph_records import changed, mine
 
+from sagemaker_lightning.state.graph import state as state_module
 from sagemaker_lightning.state.graph.shared_memory import SharedMemory
 
 
@@ -83,3 +84,18 @@ def test_a_change_of_what_processes_share_is_nobodys():
 )
 def test_a_processs_own_content_is_not_shared(value):
     assert not SharedMemory().has(value)
+
+
+def test_a_running_process_never_sees_what_was_there_at_the_start(monkeypatch):
+    shared = multiprocessing.Value("i", 0)
+    owner, state = mine(shared=shared, own=np.zeros(2, np.int32))
+    memory(shared)[:] = 3
+    record = state.encode()
+    memory(owner.own)[:] = 3
+    seen = []
+    restore = state_module.restore
+    monkeypatch.setattr(
+        state_module, "restore", lambda *args: seen.append(numbers(shared)) or restore(*args)
+    )
+    state.return_to(record)
+    assert seen == [[3]] and numbers(shared) == [3] and not any(numbers(owner.own))
