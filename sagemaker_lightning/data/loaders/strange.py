@@ -26,8 +26,8 @@ IN_THREAD = "draws in a thread of its own"
 def why(name: str, reason: str) -> str:
     """Return what is said of a loader, for a reason that follows its name."""
     return (
-        f"{name} {reason}, so it draws as without this callback, and a resumed run has other "
-        "batches than one left alone"
+        f"{name} {reason}, so it draws as Lightning alone would have it, and a resumed run may "
+        "have other batches than one left alone"
     )
 
 

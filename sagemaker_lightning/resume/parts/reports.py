@@ -522,10 +522,11 @@ class Reports:
             if path.startswith(VALIDATION) and object_graph.is_of_pipeline(type(value)):
                 continue
             if is_half_done and not has_state(value) and path not in self.reported:
+                kind = class_name(type(value)).removeprefix("builtins.")
                 self._say(
-                    f"{path} is {with_article(type(value).__name__)}, and no checkpoint "
-                    "can hold its position: after an interruption this run is not exact; keep a "
-                    "loader with state_dict(), or an index",
+                    f"{path} is {with_article(kind)}, and no checkpoint can hold its position: "
+                    "after an interruption this run is not exact; keep an index, or a loader with "
+                    "state_dict()",
                     path,
                 )
             self.reported |= {path} if is_half_done else set()

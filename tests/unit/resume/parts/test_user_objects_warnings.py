@@ -547,9 +547,9 @@ def test_an_iterator_is_reported_once(capsys):
     )
     lines = told(capsys, state)
     assert lines[0] == (
-        "model.batches is a _SingleProcessDataLoaderIter, and no checkpoint can hold its "
-        "position: after an interruption this run is not exact; keep a loader with state_dict(), "
-        "or an index"
+        "model.batches is a torch.utils.data.dataloader._SingleProcessDataLoaderIter, and no "
+        "checkpoint can hold its position: after an interruption this run is not exact; keep an "
+        "index, or a loader with state_dict()"
     )
     assert [line.split()[0] for line in lines] == ["model.batches", "model.signs"]
     assert told(capsys, state) == []
@@ -575,7 +575,7 @@ class Paced(LightningModule):
 def test_an_iterator_in_a_variable_is_reported(capsys):
     (line,) = told(capsys, state_of(Draws()))
     assert line.startswith(
-        f"variables.{__name__}.BATCHES is a _SingleProcessDataLoaderIter, and no"
+        f"variables.{__name__}.BATCHES is a torch.utils.data.dataloader._SingleProcessDataLoader"
     )
     (line,) = told(capsys, state_of(Paced()))
     assert line.startswith(f"variables.{__name__}.PACE is a generator, and no checkpoint can hold")
