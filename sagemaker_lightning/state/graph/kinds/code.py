@@ -7,6 +7,7 @@ no function.
 from typing import Any
 
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from sagemaker_lightning.state.graph.kinds.base import class_name
 
@@ -18,7 +19,7 @@ NAMES_OF_FACTORIES = {id(class_): name for name, class_ in FACTORIES.items()}
 """Their names, by id."""
 LAYERS: dict[str, type] = {
     class_name(class_): class_
-    for class_ in vars(nn).values()
+    for class_ in (*vars(nn).values(), AveragedModel)
     if isinstance(class_, type) and issubclass(class_, nn.Module)
 }
 """The classes of torch's modules, of which a record may make objects, by name."""

@@ -35,6 +35,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 from torch.distributed import HashStore
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
@@ -245,7 +246,7 @@ def hooked() -> SGD:
     [
         hooked,
         lambda: {1: hooked()},
-        lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
+        lambda: {1: ParametrizationList([nn.Tanh()], nn.Parameter(torch.ones(1)))},
     ],
 )
 def test_what_has_state_and_is_made_while_training_is_reported_before_an_interruption(capsys, make):

@@ -18,7 +18,11 @@ from short_fits import (
 )
 from torch import fx, nn
 from torch.nn.utils import prune
-from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
+from torch.nn.utils.parametrize import (
+    ParametrizationList,
+    register_parametrization,
+    remove_parametrizations,
+)
 from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric
 from untrained import in_epoch_5, run_of
@@ -85,7 +89,7 @@ class Grown(Noted):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.more = AveragedModel(torch.nn.Linear(1, 1))
+            self.more = ParametrizationList([nn.Tanh()], nn.Parameter(torch.ones(1)))
 
 
 class Parametrized(Noted):
@@ -112,6 +116,25 @@ def test_a_teacher_copied_while_training_is_there_again(tmp_path, capsys):
     alone, resumed = alone_and_resumed(training(Taught), tmp_path, "batch 1:1")
     assert weights(resumed) == weights(alone) and "teacher.weight" in resumed.state_dict()
     assert not resumed.teacher.weight.requires_grad
+    assert "cannot" not in capsys.readouterr().out
+
+
+class Averaged(Noted):
+    """Averages its layer from its second epoch on, and trains by the average."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch and batch_idx == 0:
+            self.average = AveragedModel(self.line)
+        elif self.current_epoch:
+            self.average.update_parameters(self.line)
+            loss = loss + self.average(batch[0]).detach().mean() * self.line.bias.sum()
+        return loss
+
+
+def test_an_average_that_is_made_while_training_continues(tmp_path, capsys):
+    alone, resumed = alone_and_resumed(training(Averaged), tmp_path, "batch 1:1", "batch 1:2")
+    assert weights(resumed) == weights(alone) and resumed.average.n_averaged == 3
     assert "cannot" not in capsys.readouterr().out
 
 
@@ -173,7 +196,11 @@ def test_a_layer_that_is_tied_or_removed_while_training_is_so_after_each_resume(
 @pytest.mark.parametrize(
     ("make", "what", "weight"),
     [
-        (Grown, "model.more is a torch.optim.swa_utils.AveragedModel", "more.n_averaged"),
+        (
+            Grown,
+            "model.more is a torch.nn.utils.parametrize.ParametrizationList",
+            "more.original",
+        ),
         (
             Parametrized,
             "model.line.parametrizations holds a torch.nn.utils.parametrize.ParametrizationList",
