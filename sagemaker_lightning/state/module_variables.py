@@ -39,6 +39,7 @@ from sagemaker_lightning.state.graph.nodes import (
     GENERATOR,
     KINDS,
     OBJECT,
+    OWN_ARRAY,
     POSITIONED_KINDS,
     TENSOR,
     has_position,
@@ -73,6 +74,7 @@ NUMBER = re.compile(r"#\d+$")
 HELD_KINDS = {*CONTAINERS.values()} | {
     TENSOR,
     ARRAY,
+    OWN_ARRAY,
     GENERATOR,
     KINDS["bytes"],
     KINDS["stream"],
