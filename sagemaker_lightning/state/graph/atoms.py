@@ -1,7 +1,8 @@
-"""Values without an identity of their own: numbers, text, dates, dtypes, paths, enums."""
+"""Values without an identity of their own: numbers, text, patterns, dates, dtypes, paths, enums."""
 
 import datetime as dt
 import enum
+import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping
@@ -68,6 +69,19 @@ def _scalar(value: Any, dtype: np.dtype) -> np.generic:
     return scalar
 
 
+def _text_of(pattern: re.Pattern[Any]) -> list[Any]:
+    if not isinstance(pattern.pattern, str):
+        raise NotSaved(class_name(type(pattern)))
+    return [pattern.pattern, pattern.flags]
+
+
+def _pattern(text: Any, flags: Any) -> re.Pattern[str]:
+    """Return the pattern of a text; to make it prints nothing."""
+    if type(text) is not str or type(flags) is not int or flags & re.DEBUG:
+        raise refusal("pattern")
+    return re.compile(text, flags)
+
+
 # By class: what is written, and how the value is made of it.
 ATOMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     torch.dtype: (lambda value: str(value).removeprefix("torch."), torch_dtype),
@@ -96,6 +110,7 @@ ATOMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
             tzinfo=_of_zone(parts[1]), fold=parts[2]
         ),
     ),
+    re.Pattern: (_text_of, lambda parts: _pattern(*parts)),
     type(Path()): (str, Path),
     type(NotImplemented): (repr, lambda _: NotImplemented),
     type(...): (repr, lambda _: ...),

@@ -428,18 +428,18 @@ class Tracking(Model):
         self.tracker = self.tracker or Tracker()
         self.writers = {"file": io.TextIOWrapper(io.BytesIO()), "folder": "x"}
         self.state = {"file": io.TextIOWrapper(io.BytesIO()), "steps": 1}
-        self.rules["name"] = re.compile("b")
+        self.rules["name"] = operator.itemgetter("b")
         self.rules["steps"] = 2
 
 
 def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
-    state = state_of(model := Tracking(rules={"name": re.compile("a")}))
+    state = state_of(model := Tracking(rules={"name": operator.itemgetter("a")}))
     model.on_train_epoch_start()
     model.training_step(None, 0)
     first = UNSAVED.replace("what the program makes there itself", "its first value")
     lines = sorted(told(capsys, state))
     begins = [
-        f"{__name__}.Tracking.rules holds a re.Pattern{first}",
+        f"{__name__}.Tracking.rules holds an operator.itemgetter{first}",
         f"{__name__}.Tracking.state holds a _io.TextIOWrapper{UNSAVED}",
         f"{__name__}.Tracking.tracker holds a {__name__}.Tracker{UNSAVED}",
     ]

@@ -4,6 +4,7 @@ import datetime as dt
 import enum
 import io
 import random
+import re
 import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -117,6 +118,7 @@ class Image(torch.Tensor):
         range(1, 10, 2),
         slice(1, None, 2),
         Path("a/b"),
+        re.compile("a(b)+", re.IGNORECASE),
         Step(1, [2], {"a": np.float32(3)}),
         Kind.PAST,
         Named.ONE,
