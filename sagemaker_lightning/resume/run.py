@@ -320,7 +320,7 @@ class Run:
         self.restore(Moment.LOADING)
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         load_within, loads = lightning_checkpoints.load_within, lightning_checkpoints.Loads
-        noting = self.part(UserObjects).noting_replaced
+        noting = self.part(UserObjects).noting_replaced_numbers
         for what, of_what, context in (
             (loads.DATA_MODULE, "a data module", self.part(DataEpoch).data_module_loads),
             (loads.MODEL, "weights", noting),

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,9 +100,8 @@ class Snapshot:
         number, of_first = gather(
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
-        # A hook that saves, for a file that Lightning alone would not write, changes nothing.
-        graph = run.part(UserObjects).graph
-        with graph.kept() if self.asks_users_hooks else nullcontext():
+        # Lightning alone would not have called the hooks that save: what they count is undone.
+        with run.part(UserObjects).keeping_numbers():
             state, exact_values = self.lightning_checkpoint(shared)
         overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]

@@ -306,8 +306,7 @@ def _is_held(value: Any) -> bool:
         return _is_held(owner)
     if isinstance(value, types.MethodType):
         return not isinstance(value.__self__, type) and _is_held(value.__self__)
-    # A descriptor of the user's is an object: what it keeps comes back, and no other in its place.
-    if object_graph.is_code(value) and (isinstance(value, CODE) or not is_own(type(value))):
+    if object_graph.is_code(value):
         return False
     kind = kind_of(value)
     if kind is None or kind in HELD_KINDS or object_graph.is_of(type(value), *OPTIMIZERS):

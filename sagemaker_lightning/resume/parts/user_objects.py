@@ -4,9 +4,9 @@ state/graph says what it holds. What the program makes again at its start is sav
 changed since, or if hooks at the start have computed it from the weights.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -34,7 +34,6 @@ from sagemaker_lightning.state import module_variables, object_graph
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import refusing
-from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES
 from sagemaker_lightning.state.graph.nodes import CODE, LIBRARYS, scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
@@ -51,6 +50,14 @@ MEMBERS = tuple(f"{space} " for space in SPACES)
 
 NUMBERS = int, float, complex
 """Classes of numbers; a flag is not a number here."""
+
+
+class Number(NamedTuple):
+    """A number that an attribute had."""
+
+    owner: Any
+    name: str
+    value: Any
 
 
 class UserObjects(Part):
@@ -73,8 +80,8 @@ class UserObjects(Part):
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
         self.grown = GrownModules()
-        self.replaced: list[tuple[Any, str, Any]] = []
-        """What the user's hooks have replaced while they loaded: owner, attribute, the value."""
+        self.replaced_numbers: list[Number] = []
+        """What the user's hooks have replaced while they loaded."""
         self.results: dict[Any, int] | None = None
         """Functions that keep their results, with the number of results at a resumed run's start;
         None before."""
@@ -221,29 +228,33 @@ class UserObjects(Part):
             return ""
         return with_article(printable(str(unsaved[0]))[:200])
 
+    def _attributes_of_hooks(self) -> list[tuple[Any, Mapping[str, Any]]]:
+        """Return what has hooks of the user's, with its attributes."""
+        owners = start_hooks.objects_of_hooks(self.trainer).values()
+        return [(owner, object_graph.attributes(owner)) for owner in owners]
+
     @contextmanager
-    def noting_replaced(self) -> Iterator[None]:
-        """Note which numbers, and which saved containers, hooks of the user's replace as they load.
+    def noting_replaced_numbers(self) -> Iterator[None]:
+        """Note which numbers hooks of the user's replace while they load.
 
         The hooks that begin training get what was loaded, as with Lightning. A `load_state_dict`
         may move a sum from one attribute to another one, though: once these hooks have run, a
-        number that training had not changed is as the program has made it. A list gets in place
-        what was saved of it, as one object under all of its names.
+        number that training had not changed is as the program has made it.
         """
-        owners = start_hooks.objects_of_hooks(self.trainer).values()
-        before = [(owner, object_graph.attributes(owner)) for owner in owners]
+        before = self._attributes_of_hooks()
         yield
-        saved = set(names_in(self.resumed.of(self)["graph"]))
-        paths = self.graph.begin().paths
-        for owner, values in before:
-            present = object_graph.namespace(owner)
-            for name, value in values.items():
-                now = present.get(name)
-                is_number = type(value) in NUMBERS and type(now) in NUMBERS
-                kind = CONTAINERS.get(type(value))
-                is_saved = kind and kind.fills and paths.get(id(value)) in saved
-                if now is not value and (is_number or (is_saved and type(now) is type(value))):
-                    self.replaced.append((owner, name, value))
+        self.replaced_numbers += _numbers_replaced(before)
+
+    @contextmanager
+    def keeping_numbers(self) -> Iterator[None]:
+        """Give hooks of the user's that run in the block their numbers back.
+
+        What they write, append or open stays: nobody knows what else it has changed.
+        """
+        before = self._attributes_of_hooks()
+        yield
+        for owner, name, number in _numbers_replaced(before):
+            setattr(owner, name, number)
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore what has changed, as far as the objects exist.
@@ -261,9 +272,9 @@ class UserObjects(Part):
             path for path, _ in self._missing_attributes(saved) if path in self._data_paths()
         }
         if moment is Moment.TRAINING:
-            for owner, name, value in self.replaced:
-                setattr(owner, name, value)
-            self.replaced = []
+            for owner, name, number in self.replaced_numbers:
+                setattr(owner, name, number)
+            self.replaced_numbers = []
         # What hooks have computed at the start may be each rank's own.
         own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
         self._restore_graph(saved, incomplete, own, is_late=moment is Moment.TRAINING)
@@ -417,6 +428,20 @@ class UserObjects(Part):
             for path, value in self.graph.reached(object)
             if not isinstance(value, (LightningModule, LightningDataModule, Callback))
         }
+
+
+def _numbers_replaced(before: Iterable[tuple[Any, Mapping[str, Any]]]) -> Iterator[Number]:
+    """Yield the numbers in whose place objects have got other ones.
+
+    Args:
+        before: The objects, each with the attributes that it had.
+    """
+    for owner, values in before:
+        present = object_graph.namespace(owner)
+        for name, value in values.items():
+            now = present.get(name)
+            if now is not value and type(value) in NUMBERS and type(now) in NUMBERS:
+                yield Number(owner, name, value)
 
 
 def _names_lost(saved: Any) -> list[str]:

@@ -130,6 +130,7 @@ POSITIONED_KINDS = tuple(
     KINDS[name] for name in ("count", "iterator", "cycle", "reversed", "joined", "draws")
 )
 """The kinds of iterators."""
+ORDERLESS = {CONTAINERS[set], CONTAINERS[frozenset]}
 FLAGS = threading.Event, multiprocessing.synchronize.Event
 IMMUTABLE = 1 << 8
 """The flag of a class that nobody can change."""
@@ -465,8 +466,9 @@ def scan(
             nodes[key_of(root)] = node = Node(root, kind, None, name)
             waiting.append(node)
     packs: dict[int, Node] = {}
-    while waiting or (packs and _unpack_shared(nodes, packs, waiting)):
-        node = waiting.popleft()
+    orderless: deque[Node] = deque()
+    while waiting or orderless or (packs and _unpack_shared(nodes, packs, waiting)):
+        node = _next(waiting, orderless)
         parts = node.parts
         if skip and isinstance(owner_of(node.value), skip):
             node.note, node.parts = type(node.note)(), []
@@ -492,6 +494,16 @@ def scan(
             nodes[key] = child = Node(part, kind, node, index)
             waiting.append(child)
     return nodes
+
+
+def _next(waiting: deque[Node], orderless: deque[Node]) -> Node:
+    """Return the node whose parts come next: a set's after all others.
+
+    Objects in a set have another order in each process, and so are known by other places first.
+    """
+    while waiting and waiting[0].kind in ORDERLESS:
+        orderless.append(waiting.popleft())
+    return (waiting or orderless).popleft()
 
 
 def _pack(node: Node, nodes: Mapping[int, Node], packs: dict[int, Node]) -> Pack | None:

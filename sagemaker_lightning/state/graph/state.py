@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,6 @@ from sagemaker_lightning.state.graph.nodes import (
 from sagemaker_lightning.state.graph.shared_memory import SharedMemory
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.text import Record
-from sagemaker_lightning.state.graph.undoing import undo
 from sagemaker_lightning.state.object_graph import is_of, once_at_one_moment, owner_of
 
 ORDERLESS = "set", "frozenset"
@@ -189,18 +187,6 @@ class GraphState:
                     self.begin().made_by_hooks[each] = node.value
                 if is_of_hooks or node.kind is not OBJECT:
                     self.touched[each] = None
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Undo what code of the user's changes in the block, such as one that saves.
-
-        What is undone counts as changed: other code may make of a copy what it was within.
-        """
-        nodes = self.nodes()
-        try:
-            yield
-        finally:
-            self.touch(undo(nodes.values()))
 
     def touch_shared(self, record: Record, of_ranks: Iterable[Collection[str]]) -> bool:
         """Count DTensors of the start as changed of which any rank's part has changed.

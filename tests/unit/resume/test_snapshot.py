@@ -1,6 +1,5 @@
 """resume/snapshot.py in a short training: what a checkpoint has of it."""
 
-import queue
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
-from short_fits import Noted, interrupted, trainer, weights
+from short_fits import Noted, alone_and_resumed, interrupted, trainer, training, weights
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
@@ -270,8 +269,7 @@ def test_lightning_continues_with_the_epoch_after_a_checkpoint(tmp_path):
     ]
 
 
-# What a hook changes of a Counter while it saves is undone.
-CALLS: queue.SimpleQueue = queue.SimpleQueue()
+CALLS = Counter()
 
 
 class Counting(Noted):
@@ -283,12 +281,12 @@ class Counting(Noted):
 
     def state_dict(self, *args, **options) -> dict:
         """Count a call, and return the state."""
-        CALLS.put("state_dict of the model")
+        CALLS["state_dict of the model"] += 1
         return super().state_dict(*args, **options)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Count a call."""
-        CALLS.put("on_save_checkpoint of the model")
+        CALLS["on_save_checkpoint of the model"] += 1
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Load nothing."""
@@ -299,22 +297,24 @@ class CountingCallback(pl.Callback):
 
     def state_dict(self) -> dict:
         """Count a call, and return a state."""
-        CALLS.put("state_dict of the callback")
+        CALLS["state_dict of the callback"] += 1
         return {"a": 1}
 
     def on_save_checkpoint(self, *_) -> None:
         """Count a call."""
-        CALLS.put("on_save_checkpoint of the callback")
+        CALLS["on_save_checkpoint of the callback"] += 1
 
 
 def test_a_users_hooks_are_called_once_for_each_checkpoint(tmp_path, monkeypatch):
+    CALLS.clear()
     of_each = []
     take = Snapshot.take
 
     def counting(*args):
-        assert CALLS.empty()  # nobody has asked before, or since the last one
+        assert not CALLS  # nobody has asked before, or since the last one
         state = take(*args)
-        of_each.append(Counter(CALLS.get() for _ in range(CALLS.qsize())))
+        of_each.append(dict(CALLS))
+        CALLS.clear()
         return state
 
     monkeypatch.setattr(Snapshot, "take", counting)
@@ -324,30 +324,35 @@ def test_a_users_hooks_are_called_once_for_each_checkpoint(tmp_path, monkeypatch
 
 
 class Numbering(Noted):
-    """Trains by how often it has saved, and keeps that under two names."""
+    """Trains by how often it has saved, and writes what it has noted to a file."""
+
+    folder: Path
 
     def __init__(self, **moments) -> None:
         super().__init__(**moments)
         self.version = 0
-        self.versions: list[int] = []
-        self.logs = {"versions": self.versions}
+        self.pending: list[str] = []
 
     def on_save_checkpoint(self, checkpoint):
         self.version += 1
-        self.versions.append(self.version)
-        checkpoint |= {"version": self.version, "versions": self.versions}
+        checkpoint["version"] = self.version
+        with (self.folder / "notes").open("a") as file:
+            file.writelines(self.pending)
+        self.pending.clear()
 
     def on_load_checkpoint(self, checkpoint):
-        self.version, self.versions = checkpoint["version"], checkpoint["versions"]
+        self.version = checkpoint["version"]
 
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) / (1 + len(self.logs["versions"]))
+        self.pending.append(f"{self.global_step}\n")
+        return super().training_step(batch, batch_idx) / (1 + self.version)
 
 
 @pytest.mark.parametrize("stop", ["batch 0:2", "batch 1:1", "batch 2:2"])
-def test_a_save_hook_changes_nothing_where_lightning_writes_no_file(tmp_path, stop):
+def test_what_a_save_hook_counts_is_what_lightning_alone_has_it_count(tmp_path, stop):
     def train(folder: Path, **moments) -> Numbering:
         model = Numbering(**moments)
+        model.folder = tmp_path
         files = ModelCheckpoint(folder / "files", every_n_epochs=2, save_top_k=-1)
         options = {"max_epochs": 4, "enable_checkpointing": True, "every_n_steps": 3}
         fit = trainer(folder, files, **options).fit
@@ -356,8 +361,31 @@ def test_a_save_hook_changes_nothing_where_lightning_writes_no_file(tmp_path, st
         return model
 
     alone = train(tmp_path / "alone")
+    assert (tmp_path / "notes").read_text().split() == [*map(str, range(16))]
     train(tmp_path / "stopped", stop=stop)
     resumed = train(tmp_path / "stopped")
-    assert weights(resumed) == weights(alone)
-    assert resumed.versions == alone.versions == [1, 2] and resumed.version == 2
-    assert resumed.logs["versions"] is resumed.versions
+    assert weights(resumed) == weights(alone) and resumed.version == alone.version == 2
+
+
+class Keeping(Noted):
+    """Keeps a list in the file, and takes it from there."""
+
+    def __init__(self, **moments) -> None:
+        super().__init__(**moments)
+        self.rows: list[int] = []
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["rows"] = self.rows
+
+    def on_load_checkpoint(self, checkpoint):
+        self.rows = checkpoint["rows"]
+
+    def training_step(self, batch, batch_idx):
+        self.rows.append(batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("stop", ["batch 0:2", "batch 1:1"])
+def test_a_list_that_a_load_hook_has_taken_from_the_file_continues(tmp_path, stop):
+    alone, resumed = alone_and_resumed(training(Keeping), tmp_path, stop)
+    assert resumed.rows == alone.rows == [0, 1, 2, 3] * 2

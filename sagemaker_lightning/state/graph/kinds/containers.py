@@ -1,8 +1,7 @@
-"""Containers: lists, dicts, sets, deques, weak ones, tuples and partial functions."""
+"""Containers: lists, dicts, sets, deques, tuples and partial functions."""
 
 import functools
 import sys
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -128,7 +127,7 @@ class DequeKind(Kind):
 class DictKind(Kind):
     """A dict of one of Python's classes without parameters."""
 
-    def __init__(self, class_: type[Any]) -> None:
+    def __init__(self, class_: type[dict[Any, Any]]) -> None:
         self.class_ = class_
         self.name = class_.__name__
 
@@ -140,7 +139,7 @@ class DictKind(Kind):
         """Return the key's text."""
         return step_of_dict(parts, index)
 
-    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> dict[Any, Any]:
         """Return an empty dict."""
         return self.class_()
 
@@ -249,72 +248,6 @@ class SetKind(Kind):
         set.update(value, parts)
 
 
-class WeakKeysKind(DictKind):
-    """A dict whose keys nothing else holds: an item goes with its key.
-
-    What is kept by class, as the functions that `functools.singledispatch` has chosen, is not among
-    its parts: it is found again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(weakref.WeakKeyDictionary)
-
-    def take(self, value: Any) -> tuple[Any, list[Any]]:
-        """Return the keys that are there, and their values, in turn."""
-        return None, [
-            part
-            for key, element in weakref.WeakKeyDictionary.items(value)
-            if not isinstance(key, type)
-            for part in (key, element)
-        ]
-
-    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
-        """Replace the items, in their order."""
-        check_hashes(parts[::2])
-        by_class = [each for each in value.items() if isinstance(each[0], type)]
-        value.data.clear()
-        for key, element in [*by_class, *pairs(parts)]:
-            value[key] = element
-
-
-class WeakValuesKind(DictKind):
-    """A dict whose values nothing else holds: an item goes with its value."""
-
-    def __init__(self) -> None:
-        super().__init__(weakref.WeakValueDictionary)
-
-    def take(self, value: Any) -> tuple[Any, list[Any]]:
-        """Return the values that are there, each after its key."""
-        return None, [part for item in value.items() for part in item]
-
-    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
-        """Replace the items, in their order."""
-        check_hashes(parts[::2])
-        value.data.clear()
-        for key, element in pairs(parts):
-            value[key] = element
-
-
-class WeakSetKind(SetKind):
-    """A set whose elements nothing else holds."""
-
-    name = "WeakSet"
-
-    def take(self, value: Any) -> tuple[Any, list[Any]]:
-        """Return the elements that are there."""
-        return None, [*value]
-
-    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
-        """Return an empty set."""
-        return weakref.WeakSet()
-
-    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
-        """Replace the elements."""
-        check_hashes(parts)
-        value.data.clear()
-        value.update(parts)
-
-
 class FrozenSetKind(SetKind):
     """A frozenset."""
 
@@ -403,10 +336,7 @@ CONTAINERS: dict[type, Kind] = {
     Counter: DictKind(Counter),
     OrderedDict: OrderedDictKind(),
     defaultdict: DefaultDictKind(),
-    weakref.WeakKeyDictionary: WeakKeysKind(),
-    weakref.WeakValueDictionary: WeakValuesKind(),
     set: SetKind(),
-    weakref.WeakSet: WeakSetKind(),
     frozenset: FrozenSetKind(),
     tuple: TupleKind(),
     functools.partial: PartialKind(),

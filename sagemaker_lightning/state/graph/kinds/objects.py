@@ -332,8 +332,10 @@ def bring_in_order(owner: Any, order: list[Any]) -> None:
         places |= {space: members_of(object_) for space, (members_of, _) in SPACES.items()}
     names = set(ObjectKind().take(owner)[0])
     for name in order:
-        space, _, member = name.rpartition(" ") if name in names else ("", "", "")
-        if member in (members := places.get(space, {})):
+        space, _, member = name.partition(" ")
+        members = places[space] if space in places and member else places[""]
+        member = member if members is not places[""] else name
+        if name in names and member in members:
             members[member] = members.pop(member)
 
 

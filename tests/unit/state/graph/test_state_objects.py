@@ -120,6 +120,12 @@ class Pair(ctypes.Structure):
 HOLDERS = {
     "a queue": (queue.Queue, lambda held, key: held.put(1)),
     "a queue by priority": (queue.PriorityQueue, lambda held, key: held.put(1)),
+    "a weak dictionary": (weakref.WeakKeyDictionary, lambda held, key: held.update({key: 1})),
+    "a dictionary of weak values": (
+        weakref.WeakValueDictionary,
+        lambda held, key: held.update({1: key}),
+    ),
+    "a weak set": (weakref.WeakSet, lambda held, key: held.add(key)),
     "a thread's own": (threading.local, lambda held, key: setattr(held, "count", 1)),
     "a context variable": (lambda: contextvars.ContextVar("own"), lambda held, key: held.set(1)),
     "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),

@@ -135,3 +135,29 @@ def test_the_order_of_a_modules_members_comes_back_each_time():
         assert [name for name, _ in resumed.named_buffers()] == ["two", "one"]
         state.mark()
         record = state.encode()
+
+
+class Part:
+    """Hashed in an order of its own, as objects are in each process."""
+
+    def __init__(self, number: int, order: int) -> None:
+        self.number = number
+        self.order = order
+
+    def __hash__(self) -> int:
+        return self.order
+
+
+def test_objects_of_a_set_are_known_by_the_other_places_that_have_them():
+    def begin(orders):
+        parts = [Part(number, order) for number, order in enumerate(orders)]
+        return Thing(chosen={*parts}, within=Thing(deep=Thing(parts=parts)))
+
+    trained = begin([0, 1, 2])
+    start = Start({"model": trained})
+    for part in trained.within.deep.parts:
+        part.number += 100
+    record, *_ = encode({"model": trained}, start)
+    resumed = begin([2, 0, 1])
+    restore({"model": resumed}, Start({"model": resumed}), record)
+    assert [part.number for part in resumed.within.deep.parts] == [100, 101, 102]
