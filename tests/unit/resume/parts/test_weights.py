@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
 from short_fits import (
     Noted,
     alone_and_resumed,
@@ -16,7 +17,10 @@ from short_fits import (
     training,
     weights,
 )
-from torch import fx, nn
+from torch import distributed, fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import (
     ParametrizationList,
@@ -28,6 +32,7 @@ from torchmetrics import MeanMetric
 from untrained import in_epoch_5, run_of
 from untrained import resumed as resuming
 
+from sagemaker_lightning.compat.model_parallel import make_resumable
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts import weights as weights_part
 from sagemaker_lightning.resume.parts.part import Moment
@@ -523,3 +528,29 @@ def test_a_model_may_have_more_or_fewer_weights():
     part = run_of(in_epoch_5()).part(weights_part.Weights)
     assert part.differing({"state_dict.w": 4, "averaging_state.n": 5}, {"state_dict.v": 6}) == []
     assert part.differing({"state_dict.w": 4}, {"state_dict.w": 5}) == ["state_dict.w"]
+
+
+def test_first_weights_are_put_into_the_parts_of_a_sharded_model():
+    """A validation before training has gathered them."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = pl.LightningModule()
+        model.layer = nn.Linear(2, 1)
+        fully_shard(model.layer, mesh=init_device_mesh("cpu", (1,)))
+        strategy = ModelParallelStrategy(1, 1)
+        make_resumable(strategy)
+        strategy._lightning_module = model
+        strategy.note_places()
+        trainer = in_epoch_5(lightning_module=model, strategy=strategy)
+        part = run_of(trainer).part(weights_part.Weights)
+        part.at_start = weights_part.values_of(model)
+        with torch.no_grad():
+            model.layer.weight.fill_(3)
+            model.layer(torch.ones(1, 2))
+        assert not isinstance(model.layer.weight, DTensor)
+        with part.first_weights():
+            assert isinstance(model.layer.weight, DTensor)
+            assert model.layer.weight.full_tensor().equal(part.at_start["layer.weight"])
+        assert model.layer.weight.full_tensor().tolist() == [[3, 3]]
+    finally:
+        distributed.destroy_process_group()
