@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,7 +102,8 @@ class Snapshot:
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
         # Lightning alone would not have called the hooks that save: what they count is undone.
-        with run.part(UserObjects).keeping_numbers():
+        objects = run.part(UserObjects)
+        with objects.keeping_numbers() if self.asks_users_hooks else nullcontext():
             state, exact_values = self.lightning_checkpoint(shared)
         overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]

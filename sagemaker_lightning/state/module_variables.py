@@ -39,7 +39,6 @@ from sagemaker_lightning.state.graph.nodes import (
     GENERATOR,
     KINDS,
     OBJECT,
-    OWN_ARRAY,
     POSITIONED_KINDS,
     TENSOR,
     has_position,
@@ -74,7 +73,6 @@ NUMBER = re.compile(r"#\d+$")
 HELD_KINDS = {*CONTAINERS.values()} | {
     TENSOR,
     ARRAY,
-    OWN_ARRAY,
     GENERATOR,
     KINDS["bytes"],
     KINDS["stream"],

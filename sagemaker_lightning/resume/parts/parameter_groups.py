@@ -1,27 +1,17 @@
 """The optimizers' parameter groups: hooks may have added some, or made the optimizers anew."""
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
-from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.state.graph.kinds.base import refusal
 
-GONE = "gone"
-"""How the name begins of a weight that only an optimizer has."""
-MAX_GONE = 1 << 30
-"""Numbers, at most, of such a weight."""
 PRUNED = "_orig"
 """What torch.nn.utils.prune adds to the name of a weight."""
 
@@ -40,28 +30,18 @@ class ParameterGroups(Part):
     def save(
         self, point: ResumePoint | None, state: Mapping[str, Any] | None
     ) -> list[list[list[str]]]:
-        """Return the names, by optimizer and group; "" for what the model does not have.
-
-        GONE and its shape is the name of a weight that nobody has any more: it is not trained.
-        """
+        """Return the names, by optimizer and group; "" for what the model does not have."""
         model = self.trainer.lightning_module
         names = {id(parameter): name for name, parameter in named_parameters(model)}
         saved = [
             [
-                [names.get(id(member)) or self._of_other(member) for member in group["params"]]
+                [names.get(id(member), "") for member in group["params"]]
                 for group in optimizer.param_groups
             ]
             for optimizer in self.trainer.optimizers
         ]
         self._report_unknown(saved)
         return saved
-
-    def _of_other(self, parameter: nn.Parameter) -> str:
-        """Return the name of a weight that the model does not have."""
-        is_held = id(parameter) in self.run.part(UserObjects).graph.nodes()
-        if is_held or parameter.grad is not None or isinstance(parameter, DTensor):
-            return ""
-        return f"{GONE} {json.dumps([*parameter.shape])}"
 
     def hooks_begin(self) -> None:
         """Note how many weights the program gives each group, before hooks may add others."""
@@ -106,39 +86,18 @@ class ParameterGroups(Part):
                 is_new = number >= len(optimizer.param_groups)
                 present = [] if is_new else optimizer.param_groups[number]["params"]
                 if not all(
-                    name in parameters or is_gone(name) or (not name and index < len(present))
+                    name in parameters or (not name and index < len(present))
                     for index, name in enumerate(names)
                 ):
                     continue
                 members = [
-                    _that_is_gone(name)
-                    if is_gone(name)
-                    else parameters[name]
-                    if name
-                    else _stand_in(present[index], named)
+                    parameters[name] if name else _stand_in(present[index], named)
                     for index, name in enumerate(names)
                 ]
                 if is_new:
                     optimizer.add_param_group({"params": members})
                 else:
                     present[:] = members  # LBFGS keeps this list
-
-
-def is_gone(name: Any) -> bool:
-    """Return whether this is the name of a weight that nobody has any more."""
-    return isinstance(name, str) and name.startswith(f"{GONE} ")
-
-
-def _that_is_gone(name: str) -> nn.Parameter:
-    """Return what stands for a weight that nobody has any more: it has its shape.
-
-    Raises:
-        UserError: No model has had such a weight.
-    """
-    shape = json.loads(name.removeprefix(GONE))
-    if math.prod(shape) > MAX_GONE:
-        raise refusal(name)
-    return nn.Parameter(torch.zeros(shape))
 
 
 def _stand_in(parameter: nn.Parameter, named: set[int]) -> nn.Parameter:

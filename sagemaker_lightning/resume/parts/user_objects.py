@@ -252,9 +252,11 @@ class UserObjects(Part):
         What they write, append or open stays: nobody knows what else it has changed.
         """
         before = self._attributes_of_hooks()
-        yield
-        for owner, name, number in _numbers_replaced(before):
-            setattr(owner, name, number)
+        try:
+            yield
+        finally:
+            for owner, name, number in _numbers_replaced(before):
+                setattr(owner, name, number)
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore what has changed, as far as the objects exist.

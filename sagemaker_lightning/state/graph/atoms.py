@@ -72,7 +72,7 @@ def _scalar(value: Any, dtype: np.dtype) -> np.generic:
 def _text_of(pattern: re.Pattern[Any]) -> list[Any]:
     if not isinstance(pattern.pattern, str):
         raise NotSaved(class_name(type(pattern)))
-    return [pattern.pattern, pattern.flags]
+    return [pattern.pattern, pattern.flags & ~re.DEBUG]
 
 
 def _pattern(text: Any, flags: Any) -> re.Pattern[str]:

@@ -61,7 +61,6 @@ from sagemaker_lightning.state.graph.nodes import (
     LIBRARYS,
     OBJECT,
     OPTIMIZER,
-    OWN_ARRAY,
     POSITIONED_KINDS,
     TENSOR,
     Node,
@@ -376,7 +375,7 @@ class Encoder:
         if kind in self.start.refused_kinds:
             raise NotSaved(kind_text(node.value))
         note = kind.note_of_new(node.value, node.note)
-        if kind in (OBJECT, OPTIMIZER, TENSOR, OWN_ARRAY, TUPLE):
+        if kind in (OBJECT, OPTIMIZER, TENSOR, TUPLE):
             self._check_class(type(node.value))
         if node.pack:
             return self._of_pack(None, node, node.pack, note)

@@ -30,12 +30,7 @@ from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.graph.kinds.draws import DrawsKind, how_begun
-from sagemaker_lightning.state.graph.kinds.memory import (
-    ArrayKind,
-    OwnArrayKind,
-    TensorKind,
-    pointer_of,
-)
+from sagemaker_lightning.state.graph.kinds.memory import ArrayKind, TensorKind, pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import (
     BASES,
     SCALAR_BASES,
@@ -89,7 +84,6 @@ from sagemaker_lightning.state.object_graph import (
 OBJECT = ObjectKind()
 TENSOR = TensorKind()
 ARRAY = ArrayKind()
-OWN_ARRAY = OwnArrayKind()
 FUNCTION = FunctionKind()
 GENERATOR = GeneratorKind()
 OPTIMIZER = OptimizerKind()
@@ -103,7 +97,6 @@ KINDS: dict[str, Kind] = {
         OBJECT,
         TENSOR,
         ARRAY,
-        OWN_ARRAY,
         FUNCTION,
         GENERATOR,
         OPTIMIZER,
@@ -153,8 +146,7 @@ METHODS_OF_BINDINGS = "instancemethod", "cython_function_or_method"
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
     (Tensor, TENSOR),
-    (np.memmap, ARRAY),
-    (np.ndarray, OWN_ARRAY),
+    (np.ndarray, ARRAY),
     (random.SystemRandom, CODE),  # it has no state
     (GENERATORS, GENERATOR),
     (types.FunctionType, FUNCTION),
@@ -179,8 +171,6 @@ def kind_of_class(class_: type) -> Kind | None:
         return None
     if class_ in CONTAINERS:
         return CONTAINERS[class_]
-    if class_ is np.ndarray:
-        return ARRAY
     if class_ in fingerprints.STREAMS:
         return KINDS["stream"]
     if class_ in FLAGS:

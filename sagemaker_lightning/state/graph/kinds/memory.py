@@ -28,7 +28,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
     known_class,
     refusal,
 )
-from sagemaker_lightning.state.object_graph import has_place_for, hash_at_one_moment, namespace
+from sagemaker_lightning.state.object_graph import has_place_for, hash_at_one_moment
 
 OF_TORCH = Tensor, nn.Parameter, DTensor
 MAX_DIMENSIONS = 64
@@ -303,67 +303,6 @@ class ArrayKind(Kind):
         elif note is not None and value.shape == tuple(note) and value.size == len(parts):
             for place, part in zip(np.ndindex(value.shape), parts, strict=True):
                 value[place] = part
-
-
-class OwnArrayKind(ArrayKind):
-    """An array of a class that is derived from numpy's: its values and its attributes.
-
-    Its note has the names of these, and that of a new one its class, too.
-    """
-
-    name = "array of a class"
-
-    def take(self, value: np.ndarray) -> tuple[Any, list[Any]]:
-        """Return the names and the values of the attributes."""
-        variables = namespace(value)
-        return [*variables], [*variables.values()]
-
-    def step(self, note: Any, parts: list[Any], index: int) -> str:
-        """Return the name of an attribute."""
-        return f".{note[index]}"
-
-    def mark(self, value: np.ndarray) -> bytes:
-        """Return a hash of the values."""
-        return hash_at_one_moment(value, _hash_of_values)
-
-    def content(self, value: np.ndarray) -> Any:
-        """Return the values."""
-        if value.dtype.kind == "O":
-            raise NotSaved(kind_text(value))
-        return super().content(_values_of(value))
-
-    def note_of_new(self, value: np.ndarray, note: Any) -> Any:
-        """Return the class and the names of the attributes."""
-        return {"class": class_name(type(value)), "names": note}
-
-    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> np.ndarray:
-        """Return an array of the class with these values; of its code, numpy runs what it must."""
-        class_ = known_class(classes, note["class"])
-        if not issubclass(class_, np.ndarray) or issubclass(class_, np.memmap):
-            raise refusal(self.name)
-        values = array_of(content)
-        made: np.ndarray = np.ndarray.__new__(class_, values.shape, values.dtype)
-        _values_of(made)[...] = values
-        return made
-
-    def fill(self, value: np.ndarray, note: Any, parts: list[Any], content: Any) -> None:
-        """Copy the values, and set the attributes."""
-        super().fill(_values_of(value), None, [], content)
-        names = note["names"] if type(note) is dict else note
-        for name in set(namespace(value)).difference(names):
-            del value.__dict__[name]
-        for name, part in zip(names, parts, strict=True):
-            if has_place_for(value, name, part):
-                value.__dict__[name] = part
-
-
-def _values_of(value: np.ndarray) -> np.ndarray:
-    """Return the memory of an array as one of numpy's own class."""
-    return np.ndarray.view(value, np.ndarray)
-
-
-def _hash_of_values(value: np.ndarray) -> bytes:
-    return fingerprints.of_array(_values_of(value))
 
 
 def array_of(content: Any) -> np.ndarray:

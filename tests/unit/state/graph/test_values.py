@@ -118,7 +118,7 @@ class Image(torch.Tensor):
         range(1, 10, 2),
         slice(1, None, 2),
         Path("a/b"),
-        re.compile("a(b)+", re.IGNORECASE),
+        re.compile("a(b)+", re.IGNORECASE | re.VERBOSE),
         Step(1, [2], {"a": np.float32(3)}),
         Kind.PAST,
         Named.ONE,
@@ -455,3 +455,10 @@ def test_what_is_in_dicts_has_digests_of_its_own():
     other = values.digests(encode(changed_state))
     assert [name for name in found if found[name] != other[name]] == [".env.w"]
     assert list(values.digests(encode(3))) == [""]
+
+
+def test_a_pattern_that_was_made_with_an_output_of_its_parts_is_made_without(capsys):
+    made = re.compile("ab", re.DEBUG)
+    capsys.readouterr()
+    assert round_trip(made)[0] == re.compile("ab")
+    assert capsys.readouterr().out == ""
