@@ -295,6 +295,8 @@ class ArrayKind(Kind):
         """Copy the values."""
         if content is not None:
             values = array_of(content)
+            if value.shape != values.shape and value.size == values.size:
+                value.resize(values.shape, refcheck=False)  # its memory stays
             if is_read_only := not value.flags.writeable:
                 value.setflags(write=True)  # an array that has its own memory allows that
             value[...] = values

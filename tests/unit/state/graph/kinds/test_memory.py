@@ -1,5 +1,6 @@
 """state/graph/kinds/memory.py: tensors get other values in place."""
 
+import numpy as np
 import pytest
 import torch
 from graph_records import Thing, train
@@ -27,3 +28,12 @@ def test_a_tensor_of_the_start_gets_other_values(make):
     trained, resumed = train(lambda: Thing(tensor=make(1)), change)
     assert torch.equal(resumed.tensor.to_dense(), trained.tensor.to_dense())
     assert resumed.tensor.layout == trained.tensor.layout
+
+
+def test_an_array_whose_shape_was_changed_in_place_has_that_shape_again():
+    def change(thing):
+        thing.array.shape = (2, 2)
+        thing.array[1] = 5
+
+    trained, resumed = train(lambda: Thing(array=np.zeros(4)), change)
+    assert resumed.array.tolist() == trained.array.tolist() == [[0, 0], [5, 5]]
