@@ -257,4 +257,7 @@ def test_an_iterator_of_ones_own_is_reported_and_left_alone(tmp_path: Path, capf
     warnings = re.findall(
         r"^warning: (.*) and no checkpoint can hold", capfd.readouterr().out, re.M
     )
-    assert warnings == ["model.batches is a _MultiProcessingDataLoaderIter,"] * 2
+    assert (
+        warnings
+        == ["model.batches is a torch.utils.data.dataloader._MultiProcessingDataLoaderIter,"] * 2
+    )
