@@ -302,7 +302,7 @@ def learning_rates(trainer: Trainer) -> list[float]:
 
 
 def _warn_of_static_graph(trainer: Trainer) -> None:
-    """Say what DDP's `static_graph` does not let be resumed."""
+    """Warn of what cannot be resumed, or not exactly, with DDP's `static_graph`."""
     if trainer.world_size > 2:  # it reorders its buckets in any case
         log.warning(
             f"DDP with static_graph adds the gradients of {trainer.world_size} ranks in another "

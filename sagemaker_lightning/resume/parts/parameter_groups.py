@@ -56,10 +56,8 @@ class ParameterGroups(Part):
             return
         for number, (groups, made) in enumerate(zip(saved, self.made, strict=False)):
             # In the place of one that the program makes, it makes one again.
-            added = chain(
-                *(names[n:] for names, n in zip(groups, chain(made, repeat(0)), strict=False))
-            )
-            if "" in added:
+            sizes = chain(made, repeat(0))
+            if any("" in names[size:] for names, size in zip(groups, sizes, strict=False)):
                 self.has_reported = True
                 whole = (
                     ": after a validation, parameters() of a sharded model has whole ones, which "

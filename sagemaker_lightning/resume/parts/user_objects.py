@@ -6,7 +6,7 @@ changed since, or if hooks at the start have computed it from the weights.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -52,14 +52,6 @@ NUMBERS = int, float, complex
 """Classes of numbers; a flag is not a number here."""
 
 
-class Number(NamedTuple):
-    """A number that an attribute had."""
-
-    owner: Any
-    name: str
-    value: Any
-
-
 class UserObjects(Part):
     """What has changed in the user's objects since the start."""
 
@@ -80,8 +72,8 @@ class UserObjects(Part):
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
         self.grown = GrownModules()
-        self.replaced_numbers: list[Number] = []
-        """What the user's hooks have replaced while they loaded."""
+        self.replaced_numbers: list[tuple[Any, str, Any]] = []
+        """What the user's hooks have replaced while they loaded: owner, attribute, the number."""
         self.results: dict[Any, int] | None = None
         """Functions that keep their results, with the number of results at a resumed run's start;
         None before."""
@@ -228,8 +220,8 @@ class UserObjects(Part):
             return ""
         return with_article(printable(str(unsaved[0]))[:200])
 
-    def _attributes_of_hooks(self) -> list[tuple[Any, Mapping[str, Any]]]:
-        """Return what has hooks of the user's, with its attributes."""
+    def _owners_of_hooks(self) -> list[tuple[Any, Mapping[str, Any]]]:
+        """Return the objects that have hooks of the user's, each with its attributes."""
         owners = start_hooks.objects_of_hooks(self.trainer).values()
         return [(owner, object_graph.attributes(owner)) for owner in owners]
 
@@ -241,17 +233,17 @@ class UserObjects(Part):
         may move a sum from one attribute to another one, though: once these hooks have run, a
         number that training had not changed is as the program has made it.
         """
-        before = self._attributes_of_hooks()
+        before = self._owners_of_hooks()
         yield
         self.replaced_numbers += _numbers_replaced(before)
 
     @contextmanager
     def keeping_numbers(self) -> Iterator[None]:
-        """Give hooks of the user's that run in the block their numbers back.
+        """Set numbers back that hooks of the user's change in the block.
 
         What they write, append or open stays: nobody knows what else it has changed.
         """
-        before = self._attributes_of_hooks()
+        before = self._owners_of_hooks()
         try:
             yield
         finally:
@@ -432,8 +424,10 @@ class UserObjects(Part):
         }
 
 
-def _numbers_replaced(before: Iterable[tuple[Any, Mapping[str, Any]]]) -> Iterator[Number]:
-    """Yield the numbers in whose place objects have got other ones.
+def _numbers_replaced(
+    before: Iterable[tuple[Any, Mapping[str, Any]]],
+) -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, attribute and value of each number in whose place there is another one now.
 
     Args:
         before: The objects, each with the attributes that it had.
@@ -443,7 +437,7 @@ def _numbers_replaced(before: Iterable[tuple[Any, Mapping[str, Any]]]) -> Iterat
         for name, value in values.items():
             now = present.get(name)
             if now is not value and type(value) in NUMBERS and type(now) in NUMBERS:
-                yield Number(owner, name, value)
+                yield owner, name, value
 
 
 def _names_lost(saved: Any) -> list[str]:

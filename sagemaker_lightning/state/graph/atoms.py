@@ -70,13 +70,14 @@ def _scalar(value: Any, dtype: np.dtype) -> np.generic:
 
 
 def _text_of(pattern: re.Pattern[Any]) -> list[Any]:
+    """Return a pattern's text, and its flags but for the one by which compiling prints."""
     if not isinstance(pattern.pattern, str):
         raise NotSaved(class_name(type(pattern)))
     return [pattern.pattern, pattern.flags & ~re.DEBUG]
 
 
 def _pattern(text: Any, flags: Any) -> re.Pattern[str]:
-    """Return the pattern of a text; to make it prints nothing."""
+    """Return the pattern of a text and flags; compiling it prints nothing."""
     if type(text) is not str or type(flags) is not int or flags & re.DEBUG:
         raise refusal("pattern")
     return re.compile(text, flags)

@@ -123,7 +123,8 @@ POSITIONED_KINDS = tuple(
     KINDS[name] for name in ("count", "iterator", "cycle", "reversed", "joined", "draws")
 )
 """The kinds of iterators."""
-ORDERLESS = {CONTAINERS[set], CONTAINERS[frozenset]}
+ORDERLESS_KINDS = {CONTAINERS[set], CONTAINERS[frozenset]}
+"""The kinds whose parts have another order in each process."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
 IMMUTABLE = 1 << 8
 """The flag of a class that nobody can change."""
@@ -458,7 +459,7 @@ def scan(
     packs: dict[int, Node] = {}
     orderless: deque[Node] = deque()
     while waiting or orderless or (packs and _unpack_shared(nodes, packs, waiting)):
-        node = _next(waiting, orderless)
+        node = _next_node(waiting, orderless)
         parts = node.parts
         if skip and isinstance(owner_of(node.value), skip):
             node.note, node.parts = type(node.note)(), []
@@ -486,12 +487,12 @@ def scan(
     return nodes
 
 
-def _next(waiting: deque[Node], orderless: deque[Node]) -> Node:
+def _next_node(waiting: deque[Node], orderless: deque[Node]) -> Node:
     """Return the node whose parts come next: a set's after all others.
 
     Objects in a set have another order in each process, and so are known by other places first.
     """
-    while waiting and waiting[0].kind in ORDERLESS:
+    while waiting and waiting[0].kind in ORDERLESS_KINDS:
         orderless.append(waiting.popleft())
     return (waiting or orderless).popleft()
 

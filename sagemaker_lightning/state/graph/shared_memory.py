@@ -5,6 +5,7 @@ What one process writes there, the others read: there is one content, whoever ha
 
 import multiprocessing.synchronize
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ MAPS = Path("/proc/self/maps")
 class SharedMemory:
     """The memory that this process shares with others now."""
 
-    def __init__(self) -> None:
-        self.regions: list[range] = []
+    @cached_property
+    def regions(self) -> list[range]:
+        """The addresses of each region, as they are when something is first looked for there."""
+        found = []
         with suppress(OSError):  # Linux alone has the file
             for line in MAPS.read_text().splitlines():
                 addresses, modes, _ = line.split(maxsplit=2)
                 if modes.endswith("s"):
                     first, end = addresses.split("-")
-                    self.regions.append(range(int(first, 16), int(end, 16)))
+                    found.append(range(int(first, 16), int(end, 16)))
+        return found
 
     def has(self, value: Any) -> bool:
         """Return whether an object's content lies there, as a `multiprocessing.Value`'s does.

@@ -20,6 +20,7 @@ from sagemaker_lightning.state.graph.nodes import (
     CODE,
     KINDS,
     OBJECT,
+    ORDERLESS_KINDS,
     TENSOR,
     Node,
     key_of,
@@ -30,7 +31,7 @@ from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import is_of, once_at_one_moment, owner_of
 
-ORDERLESS = "set", "frozenset"
+ORDERLESS = {kind.name for kind in ORDERLESS_KINDS}
 NUMBERS = int, float, np.number
 MAX_NUMBERS = 1 << 16
 """Numbers, at most, of a list of which a hash is taken."""

@@ -333,8 +333,9 @@ def bring_in_order(owner: Any, order: list[Any]) -> None:
     names = set(ObjectKind().take(owner)[0])
     for name in order:
         space, _, member = name.partition(" ")
-        members = places[space] if space in places and member else places[""]
-        member = member if members is not places[""] else name
+        if not space or space not in places:
+            space, member = "", name
+        members = places[space]
         if name in names and member in members:
             members[member] = members.pop(member)
 
