@@ -99,18 +99,19 @@ def flat(value: object, name: str = "") -> dict[str, object]:
 
     A position is the keys and indices that lead to the value, such as `.model.0.weight`.
     """
+    import numpy as np
+    import torch
+
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
-    elif hasattr(value, "numpy"):
-        return {
-            name: (
-                str(value.dtype),
-                tuple(value.shape),
-                value.detach().contiguous().numpy().tobytes(),
-            )
-        }
+    elif isinstance(value, torch.Tensor):
+        dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        bits = dense.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return {name: (str(value.dtype), tuple(value.shape), bits.tobytes())}
+    elif isinstance(value, np.ndarray):
+        return {name: (str(value.dtype), value.shape, value.tobytes())}
     else:
         return {name: repr(value)}
     return {

@@ -43,12 +43,21 @@ def main() -> None:
         return
     count_hooks()
     if mode == "script":
+        start_ranks_here(rest)
         sys.argv = rest
         runpy.run_path(rest[0], run_name="__main__")
         return
     from app import train_multi_node
 
     train_multi_node.main()
+
+
+def start_ranks_here(script: list[str]) -> None:
+    """Let the ranks that Lightning starts for a script be such programs, too."""
+    from pytorch_lightning.strategies.launchers import subprocess_script
+
+    command = [sys.executable, str(Path(__file__).resolve()), "script", *script]
+    subprocess_script._basic_subprocess_cmd = lambda: list(command)
 
 
 def count_hooks() -> None:
