@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects loaders lint format lock lock-conda docs wheel test-wheel publish sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects strangers loaders lint format lock lock-conda docs wheel test-wheel publish sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -61,6 +61,9 @@ zoo: $(VENV)/ready  ## interrupt user code of 247 kinds at random moments (FLAGS
 
 projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")
 	$(BIN)/python -m tests.tools.real_projects $(FLAGS)
+
+strangers: $(VENV)/ready  ## interrupt programs with a Trainer of their own, at random moments, on two ranks, too (FLAGS="a.py b.py --ranks=2")
+	$(BIN)/python -m tests.tools.strangers $(FLAGS)
 
 loaders: $(VENV)/ready  ## interrupt trainings on the loaders of other libraries, at random (FLAGS="timm --rounds=1")
 	$(BIN)/python -m tests.foreign_loaders $(FLAGS)
