@@ -17,6 +17,13 @@ an upgrade: see LightningModule.__init__ in core/module.py and save_hyperparamet
 utilities/parsing.py.
 """
 
+SET_ON_CALLBACKS = {"log", "log_dict"}
+"""Attributes that Lightning sets on each callback when a run begins: methods of the module.
+
+On an upgrade: see `_attach_model_logging_functions` in
+trainer/connectors/callback_connector.py.
+"""
+
 SET_ON_TRAINER = {
     "_accelerator_connector",
     "_callback_connector",

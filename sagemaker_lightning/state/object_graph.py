@@ -36,7 +36,11 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING, SET_ON_TRAINER
+from sagemaker_lightning.compat.lightning_trainer import (
+    SET_BY_LIGHTNING,
+    SET_ON_CALLBACKS,
+    SET_ON_TRAINER,
+)
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE, ITERATOR_CLASS
 from sagemaker_lightning.compat.torch_modules import members, unwrapped
 from sagemaker_lightning.state.caches import kept
@@ -659,7 +663,7 @@ def attributes(value: Any) -> dict[str, Any]:
             name: member
             for name, member in namespace(value).items()
             if (name not in own or type(member) is types.FunctionType or _is_method(class_, name))
-            and not _is_our_method(member)
+            and not _is_put_there(value, name, member)
         }
     excluded = _handled_by_libraries(class_)
     if is_of(class_, Metric):
@@ -669,7 +673,8 @@ def attributes(value: Any) -> dict[str, Any]:
     values = {
         name: attribute
         for name, attribute in namespace(value).items()
-        if (name not in excluded or type(attribute) in FUNCTIONS) and not _is_our_method(attribute)
+        if (name not in excluded or type(attribute) in FUNCTIONS)
+        and not _is_put_there(value, name, attribute)
     }
     for name in _slots(class_):
         if name not in excluded:
@@ -678,9 +683,11 @@ def attributes(value: Any) -> dict[str, Any]:
     return values
 
 
-def _is_our_method(member: Any) -> bool:
-    """Return whether this package has put a method of its own objects there."""
-    return type(member) is types.MethodType and is_ours(member.__self__)
+def _is_put_there(owner: Any, name: str, member: Any) -> bool:
+    """Return whether this package, or Lightning, has put a method of another object there."""
+    return type(member) is types.MethodType and (
+        is_ours(member.__self__) or (name in SET_ON_CALLBACKS and isinstance(owner, Callback))
+    )
 
 
 def is_ours(value: Any) -> bool:

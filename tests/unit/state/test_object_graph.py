@@ -13,7 +13,7 @@ from types import BuiltinFunctionType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 from torchmetrics import MeanMetric
 
@@ -185,6 +185,13 @@ def test_what_lightning_sets_on_its_objects_is_no_state_of_the_user():
         stopping.wait_count = 3
 
     assert changed_names(change, model=model, stopping=stopping) == []
+
+
+def test_what_another_trainer_lets_a_callback_log_by_is_no_state_of_the_user():
+    """A callback may hold one that a trainer within the training is given, with another model."""
+    held = type("Held", (Callback,), {})()
+    held.log, held.replaced = Counting().log, Counting().log
+    assert object_graph.attributes(held).keys() == {"replaced"}
 
 
 def test_the_object_whose_method_is_a_hook_is_reached():
