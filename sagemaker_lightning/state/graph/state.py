@@ -339,7 +339,8 @@ class GraphState:
     def numbers(self, changed: Set[str], but: tuple[str, ...], alone: str = "") -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.
 
-        The hash is the same in another process. Single numbers are left out.
+        The hash is the same in another process. Single numbers are left out, and so are objects
+        that nothing leads to any more, such as of a sampler that the next epoch's loader lacks.
 
         Args:
             changed: The names of what has changed; attributes that hold such are left out.
@@ -352,10 +353,11 @@ class GraphState:
         roots = self.roots().items() if alone else ()
         others = {name: root for name, root in roots if not name.startswith(alone)}
         held = scan(others, self.skip).keys()
+        reached = self.nodes()
         marks: dict[str, list[bytes]] = {}
         left_out = set()
         for key, node in start.nodes.items():
-            if key in saved_by_others:
+            if key in saved_by_others or key not in reached:
                 continue
             found = {}
             if isinstance(node.value, np.memmap):  # its file is as the interrupted run left it

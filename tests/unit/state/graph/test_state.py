@@ -215,6 +215,17 @@ def test_rows_of_which_some_are_taken_are_not_compared_by_who_has_taken_them():
     assert {"held.rows"} == state.numbers(set(), (), alone="data").keys()
 
 
+def test_numbers_that_nothing_leads_to_any_more_are_not_compared():
+    """The next epoch's loader may have a sampler of another class, without weights."""
+    roots = {"sampler": Thing(weights=np.ones(3))}
+    state = GraphState(lambda: roots)
+    state.mark()
+    assert state.numbers(set(), ()).keys() == {"sampler.weights"}
+    roots["sampler"] = Thing(order=np.arange(3))
+    state.include()
+    assert state.numbers(set(), ()).keys() == {"sampler.order"}
+
+
 def test_a_record_without_the_objects_of_a_root():
     roots = {"train": Thing(count=0), "model": Thing(count=0, part=None)}
     state = GraphState(lambda: roots)
