@@ -131,7 +131,9 @@ def with_interruptions(
                 break
             round.interruptions.append(interruption)
             if wrong := rounds.faults(job, interruption, round.launcher):
-                return wrong
+                is_refused = wrong[0] == "crashed" and interruption.status == 1
+                said = NOT_EXACT.search(output) if is_refused else None
+                return ("said", said.group(0)) if said else wrong
             job.go_to_another_machine()
         status = job.wait(job.start())
         output += job.output

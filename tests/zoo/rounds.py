@@ -495,8 +495,10 @@ def faults(job: Job, interruption: Interruption, launcher: str) -> tuple[str, st
             if plainly
             else ("crashed", f"status {interruption.status}: {job.output[-1500:]}")
         )
+    # Before the first step, Lightning's launcher kills the ranks, and itself, after one has ended.
+    of_ranks = (1, -9) if LAUNCHERS[launcher] > 1 else ()
     expected = {
-        "SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143),
+        "SIGTERM": (0, 143, -15, *of_ranks),
         "SIGKILL": (-9, 0, 1),
     }[interruption.signal]
     if interruption.status not in expected:
