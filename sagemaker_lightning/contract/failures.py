@@ -54,6 +54,11 @@ SHARED_MEMORY_IS_FULL = (
     "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with "
     "--shm-size=1g"
 )
+NCCLS_OWN = r"NCCL.*(unhandled cuda error|invalid (usage|argument)|Duplicate GPU)"
+"""What NCCL says where a rank's own device or call is the cause, and no peer that has gone.
+
+See `ncclGetErrorString` (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html).
+"""
 SMALLEST_FREE = 2**20
 """Bytes that /dev/shm has free, at least, where it is not why something has no space."""
 # A pattern of an exception's class and text, and what to do about it. The first match counts.
@@ -70,7 +75,8 @@ ADVICE = (
         "more memory",
     ),
     (
-        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm|</torch_\d.*No space left",
+        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm|</torch_\d.*No space left"
+        r"|/dev/shm/.*No space left",
         SHARED_MEMORY_IS_FULL,
     ),
     (
@@ -83,9 +89,9 @@ ADVICE = (
         "another --data.batch_size, or drop_last=True in the DataLoader",
     ),
     (
-        r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
+        rf"^(?!.*{NCCLS_OWN}).*(Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore"
         # Without a text, it is multiprocessing's: the process at the other end has gone.
-        r"|NCCL.*(remote|time|system error)|^EOFError$",
+        r"|Rendezvous(Connection|Timeout)Error|NCCL.*(remote|time|system error)|^EOFError$)",
         f"{LOST_PEER}, or never reached it: the cause is in the log of the rank that ended first",
     ),
     (

@@ -113,12 +113,29 @@ TORCH_ERRORS = (
             "NCCL error in: x.cpp:1, unhandled cuda error",
             "RuntimeError: NCCL error",
         ),
+        (
+            "DistBackendError",
+            "NCCL error in: ProcessGroupNCCL.cpp:9, unhandled cuda error, NCCL version 2.27.3",
+            "DistBackendError: NCCL error in",
+        ),
+        (
+            "DistBackendError",
+            "NCCL error in: x.cpp:1, invalid usage. Last error: Duplicate GPU detected : rank 1",
+            "DistBackendError: NCCL error in",
+        ),
+        (
+            "DistBackendError",
+            "NCCL error in: x.cpp:1, system error. Last error: Error while creating shared "
+            "memory segment /dev/shm/nccl-a1 (size 9637888), error: No space left on device",
+            "--shm-size=1g",
+        ),
         ("ValueError", "two\n  lines", "ValueError: two lines"),
     ],
 )
 def test_what_to_do_about_an_exception(class_name, message, says):
     line = explain(class_name, message)
     assert says in line and "\n" not in line
+    assert ("lost a peer" in line) == ("lost a peer" in says)
     assert " ".join(message.split())[:60] in line
 
 
