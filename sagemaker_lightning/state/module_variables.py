@@ -505,7 +505,7 @@ def is_own(code: Any) -> bool:
     """Return whether a function, a class or an object's class is the user's own."""
     while isinstance(code, functools.partial):
         code = code.func
-    return object_graph.is_own_module(getattr(code, "__module__", None) or "")
+    return object_graph.is_own_code(code)
 
 
 def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict[str, bytes]:

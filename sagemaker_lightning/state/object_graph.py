@@ -303,6 +303,28 @@ def is_own_module(name: str) -> bool:
     return len(file.parents) <= depth or outermost not in _installed_in(file.parents[depth])
 
 
+def is_own_code(code: Any) -> bool:
+    """Return whether the user has written a function or a class."""
+    return any(map(is_own_module, _modules_of(code)))
+
+
+def is_librarys_function(function: types.FunctionType) -> bool:
+    """Return whether a function is of LIBRARIES: it was written there, and is named so, too."""
+    return all(name.partition(".")[0] in LIBRARIES for name in _modules_of(function))
+
+
+def _modules_of(code: Any) -> set[str]:
+    """Return the names of the modules that a function or a class is of.
+
+    What wraps a function has the name of that one's module (functools.wraps): a user's wrapper of a
+    library's function, and a library's wrapper of a user's function, are the user's matter.
+    """
+    names = [getattr(code, "__module__", None)]
+    if isinstance(code, types.FunctionType):
+        names.append(code.__globals__.get("__name__"))
+    return {name if isinstance(name, str) else "" for name in names}
+
+
 @kept
 def _installed_in(folder: Path) -> frozenset[str]:
     """Return the outermost names of what pip has installed into a folder of its own (--target)."""
@@ -481,10 +503,9 @@ def _walked(
 def _installed_package(value: Any) -> str:
     """Return the package of an installed function or class, but for LIBRARIES; "" for another."""
     is_code = isinstance(value, (types.FunctionType, type))
-    if not is_code or is_library_class(value):
+    if not is_code or is_library_class(value) or is_own_code(value):
         return ""
-    module = value.__module__ or ""
-    return "" if is_own_module(module) else module.partition(".")[0]
+    return (value.__module__ or "").partition(".")[0]
 
 
 def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901 (branches by type)
@@ -669,7 +690,7 @@ def attributes(value: Any) -> dict[str, Any]:
     if is_of(class_, Metric):
         excluded = excluded | value.metric_state.keys()
     if isinstance(value, types.FunctionType):
-        return {} if (value.__module__ or "").partition(".")[0] in LIBRARIES else closure(value)
+        return {} if is_librarys_function(value) else closure(value)
     values = {
         name: attribute
         for name, attribute in namespace(value).items()
@@ -723,8 +744,7 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
     if _are_more_than_attributes(type(owner)):
         return False
     if isinstance(owner, types.FunctionType):
-        is_librarys = (owner.__module__ or "").partition(".")[0] in LIBRARIES
-        return name in owner.__code__.co_freevars and not is_librarys
+        return name in owner.__code__.co_freevars and not is_librarys_function(owner)
     object_ = owner_of(owner)
     present = namespace(object_).get(name)
     if has_variables(object_) and (is_code(present) or is_code(value)):
@@ -868,7 +888,7 @@ def function_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from closure(function).items()
     yield "defaults", function.__defaults__ or ()
     yield "kwdefaults", function.__kwdefaults__ or {}
-    if (function.__module__ or "").partition(".")[0] not in LIBRARIES:
+    if not is_librarys_function(function):
         for name in sorted(names_read(function)):
             if name in function.__globals__:
                 global_value = function.__globals__[name]

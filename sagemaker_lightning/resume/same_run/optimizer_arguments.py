@@ -32,7 +32,7 @@ from sagemaker_lightning.state.object_graph import (
     closure,
     is_leaf,
     is_library_class,
-    is_own_module,
+    is_own_code,
     names_in_code,
     namespace,
 )
@@ -287,7 +287,7 @@ def _own_methods(class_: type) -> dict[str, Any]:
 
 def _is_own(function: types.FunctionType) -> bool:
     """Return whether the user has written a function."""
-    return is_own_module(function.__module__ or "")
+    return is_own_code(function)
 
 
 def _code_hash(function: types.FunctionType) -> str:

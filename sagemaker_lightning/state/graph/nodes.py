@@ -69,13 +69,13 @@ from sagemaker_lightning.state.graph.packing import PACKED_FROM, Pack, packed
 from sagemaker_lightning.state.object_graph import (
     ENTERED_CLASSES,
     GENERATORS,
-    LIBRARIES,
     LIGHTNINGS,
     METHODS_OF_C,
     Added,
     Elsewhere,
     attributes,
     is_library_class,
+    is_librarys_function,
     is_of,
     owner_of,
     owner_of_method,
@@ -242,8 +242,7 @@ def kind_of(value: Any, known: Mapping[int, "Node"] | None = None) -> Kind | Non
     if kind is LIBRARYS:
         was_entered = known is not None and id(value) in known and known[id(value)].kind is OBJECT
         return OBJECT if was_entered else _kind_of_librarys(value)
-    is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
-    return CODE if is_librarys else kind
+    return CODE if kind is FUNCTION and is_librarys_function(value) else kind
 
 
 def _kind_of_librarys(value: Any) -> Kind:
