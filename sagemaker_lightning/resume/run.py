@@ -704,6 +704,7 @@ class Run:
         """
         if self.saves:
             self.check.begin_batch(batch, number)
+            self.part(UserObjects).reports.batch_begins(number)
             if data_ranks(self.trainer) > 1 and not self.has_compared_batches:
                 self._warn_of_equal_batches(batch)
 
@@ -752,6 +753,8 @@ class Run:
             self.has_trained = True
             for part in self.parts:
                 part.first_batch_ended()
+        if self.saves:
+            self.part(UserObjects).reports.batch_ended()
         self.stopping.batch_committed(done)
 
     def epoch_ended(self) -> None:
