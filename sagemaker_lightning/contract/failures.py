@@ -450,6 +450,11 @@ def class_of(trace: str) -> str:
     return next((name[1] for name in names if name), "")
 
 
+def is_of_torchrun(trace: str) -> bool:
+    """Return whether a traceback is of an error of torchrun's own, and of no rank's end."""
+    return "/torch/distributed/elastic/" in trace and CHILD_FAILED not in trace
+
+
 def ended_rank(stderr: str) -> tuple[str, int]:
     """Return (rank in words, exit status) of the rank whose end its launcher reports.
 

@@ -44,6 +44,7 @@ from sagemaker_lightning.resume.files.checkpoint_dir import (
     CheckpointDir,
 )
 from sagemaker_lightning.resume.files.shards import ShardWriter
+from sagemaker_lightning.resume.live_draws import LiveDraws
 from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
@@ -159,6 +160,7 @@ class Run:
             on_cpu=trainer.strategy.root_device.type == "cpu",
         )
         self.divergence = divergence.divergence_of(trainer)
+        self.live_draws = LiveDraws(trainer, self.agreement)
         gather = self.agreement.gather
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings, gather)
         self.check = ResumeCheck(trainer, folder, gather, options.strict)
@@ -472,7 +474,12 @@ class Run:
         objects.hooks_ended()  # what follows are data
         are_due = loaders_before is not None and lightning_loops.loaders_are_due(self.trainer)
         before = data_epoch.state_of_objects() if are_due and self.is_training else None
-        with data_epoch.recreating(loop):
+        is_again = (
+            self.is_training
+            and bool(epochs_of_data(self.trainer))
+            and self.trainer.current_epoch > data_epoch.first()
+        )
+        with data_epoch.recreating(loop), self.live_draws.data_made(is_again):
             yield
         self.part(Weights).forget_first_weights()
         objects.graph.include()
@@ -675,9 +682,10 @@ class Run:
         if self.is_training:
             self.restore(Moment.EPOCH)
         if saves:
-            answers = self.agreement.gather((loader.why, loader.shared_orders))
+            why = loader.why or self.live_draws.why
+            answers = self.agreement.gather((why, loader.shared_orders))
             refuse_other_orders(answers)
-            self.stopping.epoch_begins(common_reason(answers))
+            self.stopping.save_only_epochs(common_reason(answers))
             if not self.has_trained:
                 self.part(Structure).first_epoch_begins()
         return batches_done
@@ -704,7 +712,7 @@ class Run:
         """
         if self.saves:
             self.check.begin_batch(batch, number)
-            self.part(UserObjects).reports.batch_begins(number)
+            self.live_draws.batch_begins(number, bool(self.stopping.why_only_epochs))
             if data_ranks(self.trainer) > 1 and not self.has_compared_batches:
                 self._warn_of_equal_batches(batch)
 
@@ -753,8 +761,8 @@ class Run:
             self.has_trained = True
             for part in self.parts:
                 part.first_batch_ended()
-        if self.saves:
-            self.part(UserObjects).reports.batch_ended()
+        if self.saves and self.live_draws.batch_ended():
+            self.stopping.save_only_epochs(self.live_draws.why)
         self.stopping.batch_committed(done)
 
     def epoch_ended(self) -> None:

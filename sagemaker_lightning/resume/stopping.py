@@ -150,7 +150,7 @@ class Stopping:
         self.run.agreement.copy_taken()
         self.run.copies.state_saved()
 
-    def epoch_begins(self, why_only_epochs: str) -> None:
+    def save_only_epochs(self, why_only_epochs: str) -> None:
         """Learn why no run can be resumed within this epoch; "" if one can."""
         if why_only_epochs and not self.why_only_epochs and self.run.trainer.is_global_zero:
             log.warning(

@@ -579,11 +579,13 @@ def users_members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of what is the user's in a library's object.
 
     That is a generator, such as the engine of a sequence of points, which a user has made for a
-    model; and in the parts of a pipeline of data, functions and objects of the user's, and torch's
-    samplers and datasets, which may hold such. A logger has handlers and filters.
+    model; a function, such as what `numpy.vectorize` calls; and in the parts of a pipeline of data,
+    functions and objects of the user's, and torch's samplers and datasets, which may hold such. A
+    logger has handlers and filters.
     """
     for name, member in namespace(value).items():
-        if isinstance(member, GENERATORS):
+        is_function = isinstance(member, types.FunctionType) and is_own_code(member)
+        if is_function or isinstance(member, GENERATORS):
             yield name, member
     if not is_of_pipeline(type(value)):
         return

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import nn
-from torch.utils.data import IterableDataset
 from torchmetrics import MetricTracker
 
-from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.model_parallel import fsdp_settings
 from sagemaker_lightning.compat.torch_modules import (
     ELEMENTWISE_HOOKS,
@@ -33,14 +31,12 @@ from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.roots import (
-    SAMPLERS,
     TRAINING,
     VALIDATION,
     places_of_code,
     user_objects,
 )
 from sagemaker_lightning.state import (
-    followed_draws,
     library_settings,
     module_variables,
     object_graph,
@@ -114,10 +110,6 @@ FUNCTION_MADE = (
 )
 
 
-BATCHES_WATCHED = 2
-"""Batches of an epoch, at most, of which is seen whether a step changes what others follow."""
-
-
 class Reports:
     """What was said of state that no checkpoint has, and what has to be said.
 
@@ -142,8 +134,6 @@ class Reports:
         self.package_searches = 0
         """How often variables of packages were asked for since the start."""
         self.reported: set[Any] = set()
-        self.followed: dict[tuple[int, str], bytes] = {}
-        """What draws the batches has read of itself before a step, as digests."""
         """What a message was printed for."""
         self.lost: list[str] = []
         """The names that messages have of what no checkpoint has."""
@@ -208,42 +198,6 @@ class Reports:
         self.packages.note(anew=False)
         self.outside.note_variables()
         self._report_hooks_of_buckets()
-
-    def batch_begins(self, number: int) -> None:
-        """Note what draws the batches, before a step changes it.
-
-        Args:
-            number: The number of the batch in the epoch, from 0.
-        """
-        watches = number < BATCHES_WATCHED
-        self.followed = followed_draws.values_followed(self._drawers()) if watches else {}
-
-    def batch_ended(self) -> None:
-        """Print, once for each class, what a step has changed that batches follow."""
-        if not self.followed:
-            return
-        for drawer, names in followed_draws.changed(self._drawers(), self.followed).items():
-            if drawer not in self.reported:
-                self.reported.add(drawer)
-                self._say(
-                    f"{printable(drawer)} reads {printable(', '.join(names))} while it draws an "
-                    "epoch's batches, and training changes it: a run that is resumed within an "
-                    "epoch may have other batches in the rest of it; read it once, where "
-                    "__iter__() begins"
-                )
-
-    def _drawers(self) -> list[Any]:
-        """Return the samplers and streams that this process draws an epoch's batches from."""
-        found: list[Any] = []
-        for loader in flattened(self.trainer.train_dataloader):
-            if has_state(loader):
-                continue
-            parts = [getattr(loader, name, None) for name in SAMPLERS]
-            stream = getattr(loader, "dataset", None)
-            if isinstance(stream, IterableDataset) and not getattr(loader, "num_workers", 0):
-                parts.append(stream)
-            found += [part for part in parts if not has_state(part)]
-        return found
 
     def _report_hooks_of_buckets(self) -> None:
         """Print which hook of DDP's may see that a resumed run's first step has other buckets."""

@@ -591,7 +591,7 @@ def test_why_a_run_cannot_be_resumed_within_an_epoch_is_said_once(capfd):
         this = SimpleNamespace(trainer=SimpleNamespace(is_global_zero=first))
         saves = stopping.Stopping(this, stopping.Intervals(0, 0))
         for _ in range(2):
-            saves.epoch_begins("its data are others each time")
+            saves.save_only_epochs("its data are others each time")
         says = (
             "warning: its data are others each time: checkpoints are saved only at the end of an "
             "epoch, and a stopped run goes back to the last one\n"
@@ -616,6 +616,8 @@ def test_ranks_that_train_on_the_same_batch_are_said_once(capfd, ranks, first, s
     this = object.__new__(run.Run)
     this.saves, this.has_compared_batches = True, False
     this.check = SimpleNamespace(begin_batch=lambda *_: None)
+    this.live_draws = SimpleNamespace(batch_begins=lambda *_: None)
+    this.stopping = SimpleNamespace(why_only_epochs="")
     others = [digest_of(batch) if same else 1]
     this.agreement = SimpleNamespace(gather=lambda value: [value, *others])
     this.trainer = SimpleNamespace(world_size=ranks, is_global_zero=first)

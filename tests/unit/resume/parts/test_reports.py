@@ -9,7 +9,6 @@ from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, Sampler
 from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat.model_parallel import settle_sharded_classes
@@ -193,46 +192,3 @@ def test_an_attribute_that_a_resumed_run_misses_is_explained(tmp_path, capfd, mo
     with pytest.raises(AttributeError, match="file"):
         alone_and_resumed(train, tmp_path, "batch 0:1")
     assert "model.file: the interrupted run had a _io.TextIOWrapper" in capfd.readouterr().out
-
-
-class Hardest(Sampler):
-    """Draws by the losses of the steps before, as they are at each draw."""
-
-    def __init__(self) -> None:
-        self.losses = [0.0] * 4
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self):
-        for _ in range(4):
-            yield max(range(4), key=self.losses.__getitem__)
-
-
-class HardestFirst(Hardest):
-    """Draws by the losses as the epoch begins."""
-
-    def __iter__(self):
-        yield from sorted(range(4), key=self.losses.__getitem__)
-
-
-class Mining(Noted):
-    def __init__(self, sampler: Hardest) -> None:
-        super().__init__()
-        self.sampler = sampler
-
-    def train_dataloader(self):
-        return DataLoader(super().train_dataloader().dataset, sampler=self.sampler)
-
-    def training_step(self, batch, batch_idx):
-        self.sampler.losses[batch_idx] += 1.0
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize(("class_", "times"), [(Hardest, 1), (HardestFirst, 0)])
-def test_a_sampler_that_follows_the_losses_within_an_epoch_is_said_once(
-    tmp_path, capfd, class_, times
-):
-    trainer(tmp_path).fit(Mining(class_()))
-    said = "reads losses while it draws an epoch's batches, and training changes it"
-    assert capfd.readouterr().out.count(said) == times

@@ -1,0 +1,92 @@
+"""Notice data that follow the training, and cannot be drawn again: a run resumes at epochs' ends.
+
+They are those of samplers that read what training changes while they draw, and those that are made
+of the weights for each epoch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytorch_lightning import Trainer
+from torch.utils.data import IterableDataset
+
+from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.data.loaders.redrawn import WeightReads
+from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.agreement import Agreement
+from sagemaker_lightning.resume.parts.roots import SAMPLERS
+from sagemaker_lightning.state import followed_draws
+
+BATCHES_WATCHED = 2
+"""Batches at the beginning of each epoch of which is seen what a step changes."""
+
+
+MADE_OF_WEIGHTS = (
+    "train_dataloader() computes with weights, for each epoch those that are trained until then"
+)
+
+
+class LiveDraws:
+    """What the data of a training follow.
+
+    Args:
+        trainer: Lightning's trainer.
+        agreement: What the ranks agree by.
+    """
+
+    def __init__(self, trainer: Trainer, agreement: Agreement) -> None:
+        self.trainer = trainer
+        self.agreement = agreement
+        self.why = ""
+        """Why no run can be resumed within an epoch, as far as this rank knows."""
+        self.before: dict[tuple[int, str], bytes] | None = None
+
+    @contextmanager
+    def data_made(self, is_again: bool) -> Iterator[None]:
+        """Let the training data be made in the block.
+
+        Args:
+            is_again: Whether they replace others: the first ones are made of the first weights.
+        """
+        with WeightReads() as reads:
+            yield
+        if is_again and reads.found:
+            self.why = MADE_OF_WEIGHTS
+
+    def batch_begins(self, number: int, is_known: bool) -> None:
+        """Note what draws the batches, before a step changes it.
+
+        Args:
+            number: The number of the batch in the epoch, from 0.
+            is_known: Whether it is known on all ranks that no run can be resumed in this epoch.
+        """
+        watches = number < BATCHES_WATCHED and not is_known
+        self.before = followed_draws.values_followed(self._drawers()) if watches else None
+
+    def batch_ended(self) -> bool:
+        """Return whether a step has just shown, on any rank, that no run can be resumed so."""
+        if self.before is None:
+            return False
+        changed = followed_draws.changed(self._drawers(), self.before)
+        self.before = None
+        own = "; ".join(
+            f"{drawer} draws by {', '.join(names)}, which training changes within an epoch"
+            for drawer, names in changed.items()
+        )
+        self.why = next(filter(None, self.agreement.gather(printable(own))), self.why)
+        return bool(self.why)
+
+    def _drawers(self) -> list[Any]:
+        """Return the samplers and streams that this process draws an epoch's batches from."""
+        found: list[Any] = []
+        for loader in flattened(self.trainer.train_dataloader):
+            if has_state(loader):
+                continue
+            parts = [getattr(loader, name, None) for name in SAMPLERS]
+            stream = getattr(loader, "dataset", None)
+            if isinstance(stream, IterableDataset) and not getattr(loader, "num_workers", 0):
+                parts.append(stream)
+            found += [part for part in parts if not has_state(part)]
+        return found
