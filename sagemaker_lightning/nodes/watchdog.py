@@ -114,6 +114,7 @@ class Watchdog:
         self.connected: set[asyncio.StreamWriter] = set()  # all ranks whose end was not heard
         self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
+        self.first_loss = ""  # what the first such rank has said
         # The PIDs of those that had begun to end, and not with their launcher, when a rank said so
         # for the first time.
         self.ended_before: set[int] | None = None
@@ -447,6 +448,7 @@ class Watchdog:
         failed = message.failed or ""
         if failed.startswith(f"error: {LOST_PEER}"):
             self.rank_pids.pop(writer, None)
+            self.first_loss = self.first_loss or failed.removeprefix("error: ")
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
             # rank misses has begun to end before, but the kernel may close its connection to the
@@ -485,6 +487,9 @@ class Watchdog:
         if was_killed or (is_first and not (known and known.doubt < Doubt.OWN_HOST)):
             doubt = Doubt.NONE if was_killed or status in OWN_REASONS else Doubt.OTHER_HOST
             why = f"{name} ended without giving a reason: {_describe_end(status)}"
+            # An error of NCCL's may be the rank's own, though it speaks of the others.
+            if status and status > 0 and self.first_loss:
+                why += f"; before, a rank said: {self.first_loss}"
         else:
             doubt = Doubt.OWN_HOST
             why = (

@@ -303,6 +303,11 @@ def test_a_host_that_fails_before_the_start(run, reason, kind):
 # After the program --------------------------------------------------------------------------------
 
 WITHOUT_MODEL = "train.py ended with exit status 0 and wrote nothing to "
+TORCHRUN_LOST = """Traceback (most recent call last):
+  File "/x/site-packages/torch/distributed/elastic/agent/server/api.py", line 958, in _invoke_run
+    num_nodes_waiting = rdzv_handler.num_nodes_waiting()
+torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection has failed.
+"""
 KILLED = f"{LOST_PEER}{RANK.format(1, -9)}"
 STOPPED = "interrupted, resume from step 7: train.py "
 ENDS = {
@@ -427,6 +432,12 @@ ENDS = {
         {"status": 1, "stderr": LOST_PEER},
         [],
         (f"{STOPPED}ended with exit status 1", signal.SIGTERM),
+    ),
+    "torchrun has lost the other hosts, and has stopped its ranks": (
+        Watch(waited=OTHER, first_status=-15),
+        {"status": 1, "stderr": TORCHRUN_LOST},
+        ["waited"],
+        OtherFailed(OTHER),
     ),
     "a rank was stopped because another one had failed": (
         Watch(first_status=-15),
