@@ -133,6 +133,9 @@ def outlook(home: CheckpointHome, steps: list[int], in_s3: list[int]) -> Outlook
         return Outlook(0, "there is no checkpoint", is_newest=True)
     if not home.is_copied:
         return Outlook(newest, f"{path} is complete", is_newest=True)
+    if not home.is_main_host:
+        said = f"the main host copies {path.name.removesuffix(IGNORED_SUFFIX)} to S3"
+        return Outlook(newest, said, is_newest=False)
     if newest in in_s3:
         return Outlook(newest, f"{path} is in S3", is_newest=True)
     if not in_s3 and not home.has_marks():

@@ -98,6 +98,14 @@ def test_a_folder_that_is_lost_has_no_newest_checkpoint(tmp_path):
     assert found.said == "it is gone, so the next run begins anew"
 
 
+def test_another_host_than_the_main_one_sees_no_copies(tmp_path):
+    home = CheckpointHome(tmp_path, is_copied=True, is_main_host=False)
+    (tmp_path / "step-000000003.ckpt.sagemaker-uploaded").touch()  # of the job before
+    found = outlook(home, [3, 7], [3])
+    says = "the main host copies step-000000007.ckpt to S3"
+    assert (found.step, found.said, found.is_newest) == (7, says, False)
+
+
 @pytest.mark.parametrize(
     ("steps", "in_s3", "mark", "found"),
     [
