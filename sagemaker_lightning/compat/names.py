@@ -364,6 +364,12 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": {
             "ActivationWrapper._checkpoint_wrapped_module": "attribute"
         },
+        "torch.nn.modules.module": {
+            "_global_backward_hooks": "value",
+            "_global_backward_pre_hooks": "value",
+            "_global_forward_hooks": "value",
+            "_global_forward_pre_hooks": "value",
+        },
         "torch.nn.modules.lazy": {"LazyModuleMixin._infer_parameters": "(self, module, args, ...)"},
         "torch.optim": {
             "Optimizer._optimizer_step_post_hooks": "attribute",

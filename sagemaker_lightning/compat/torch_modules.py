@@ -219,6 +219,17 @@ def hooks(module: nn.Module) -> list[Callable[..., Any]]:
     ]
 
 
+def hooks_of_all_modules() -> list[Callable[..., Any]]:
+    """Return the hooks that run with every module (`register_module_forward_hook` and its like)."""
+    by_kind: list[Mapping[int, Any]] = [
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+        nn.modules.module._global_backward_hooks,
+        nn.modules.module._global_backward_pre_hooks,
+    ]
+    return [hook for hooks_of_kind in by_kind for hook in hooks_of_kind.values()]
+
+
 def hooks_by_module(model: nn.Module) -> dict[str, list[Callable[..., Any]]]:
     """Return the hooks of a model's modules, with those of their wrappers, by plain names."""
     found: dict[str, list[Callable[..., Any]]] = {}

@@ -22,6 +22,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
 from sagemaker_lightning.compat.torch_modules import (
     communication_hooks,
     hooks_by_module,
+    hooks_of_all_modules,
     inner_schedulers,
     named_buffers,
     named_parameters,
@@ -102,6 +103,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         (f"optimizers.{position}", step_hooks(optimizer))
         for position, optimizer in enumerate(trainer.optimizers)
     ]
+    hooked.append(("all modules", hooks_of_all_modules()))
     # state_dict() of a class of the user's may lack some of its attributes.
     objects |= {
         f"schedulers.{position}": config.scheduler

@@ -793,3 +793,25 @@ def test_a_function_of_torch_distributed_is_known_by_its_own_name():
 def test_names_of_what_a_rank_lacks_may_have_any_form(saved, names):
     """A forged checkpoint may have it for other ranks, of which nothing else is read."""
     assert _names_lost(saved) == names
+
+
+class CountingHook:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module, inputs, output):
+        self.calls += 1
+
+
+def test_a_hook_of_all_modules_counts_on(tmp_path):
+    def train(folder, stop=""):
+        hook = CountingHook()
+        handle = nn.modules.module.register_module_forward_hook(hook)
+        try:
+            training(Noted)(folder, stop=stop)
+        finally:
+            handle.remove()
+        return hook
+
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:2")
+    assert resumed.calls == alone.calls > 0
