@@ -7,15 +7,23 @@ is now, and not as it was when each batch was drawn.
 import dis
 import inspect
 import types
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from sagemaker_lightning.state.caches import kept
-from sagemaker_lightning.state.digests import digest, is_small
+from sagemaker_lightning.state.digests import digest
+from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.object_graph import attributes, is_own_code, names_in_code
 
 READS = "LOAD_ATTR", "LOAD_METHOD"
 """Instructions that read an attribute (https://docs.python.org/3/library/dis.html)."""
+CONTAINERS = list, tuple, dict, set, frozenset, deque, str, bytes
+MAX_ELEMENTS = 1 << 12
+"""Elements of a container that are compared, at most; of a larger one, their number is."""
 
 
 def values_followed(drawers: Iterable[Any]) -> dict[tuple[int, str], bytes]:
@@ -25,12 +33,22 @@ def values_followed(drawers: Iterable[Any]) -> dict[tuple[int, str], bytes]:
         drawers: Samplers and streams.
     """
     return {
-        (id(drawer), name): digest(value)
+        (id(drawer), name): _digest(value)
         for drawer in drawers
         if (names := names_read_while_drawing(type(drawer)))
         for name, value in attributes(drawer).items()
-        if name in names and is_small(value)
+        if name in names
     }
+
+
+def _digest(value: Any) -> bytes:
+    """Return a digest of a value; empty if it cannot be compared."""
+    if isinstance(value, Tensor):
+        return fingerprints.of_tensor(value)
+    if isinstance(value, np.ndarray):
+        return fingerprints.of_array(value)
+    is_large = isinstance(value, CONTAINERS) and len(value) > MAX_ELEMENTS
+    return digest(len(value) if is_large else value)
 
 
 def changed(

@@ -52,8 +52,10 @@ def test_a_sampler_that_follows_the_losses_within_an_epoch_is_said_once(
     assert capfd.readouterr().out.count(said) == times
 
 
-def test_a_run_that_such_a_sampler_draws_for_is_exact(tmp_path):
-    alone, resumed = alone_and_resumed(training(Mining), tmp_path, "batch 1:2")
+@pytest.mark.parametrize("class_", [Hardest, HardestFirst])
+def test_a_run_that_such_a_sampler_draws_for_is_exact(tmp_path, class_):
+    train = training(lambda **moments: Mining(class_, **moments))
+    alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:2")
     assert weights(resumed) == weights(alone)
     assert resumed.sampler.losses == alone.sampler.losses
 

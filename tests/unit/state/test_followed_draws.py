@@ -1,6 +1,8 @@
 """What samplers and streams read while they draw."""
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import Sampler
 
 from sagemaker_lightning.state.followed_draws import (
@@ -86,3 +88,25 @@ def test_an_attribute_that_is_read_between_draws_is_named_when_it_changes():
     for sampler in (hard, ordered):
         sampler.losses[0], sampler.order = 3.0, [1]
     assert changed([hard, ordered, None], before) == {"Hard": ["losses"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (np.zeros(100_000), lambda array: array.__setitem__(70_001, 1.0)),
+        (torch.zeros(100_000), lambda tensor: tensor[70_001].fill_(1.0)),
+        ([0] * 5_000, lambda values: values.append(0)),
+        ({"a": 1}, lambda values: values.update(a=2)),
+        (0.5, None),
+    ],
+)
+def test_large_values_are_compared_too(value, change):
+    sampler = Hard()
+    sampler.losses, sampler.total = value, 0
+    before = values_followed([sampler])
+    assert changed([sampler], before) == {}
+    if change:
+        change(value)
+    else:
+        sampler.losses = value + 1
+    assert changed([sampler], before) == {"Hard": ["losses"]}
