@@ -4,6 +4,7 @@ They are those of samplers that read what training changes while they draw, and 
 of the weights for each epoch.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 from pytorch_lightning import Trainer
 from torch.utils.data import IterableDataset
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.loaders.redrawn import WeightReads
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.agreement import Agreement
@@ -42,6 +45,7 @@ class LiveDraws:
         self.why = ""
         """Why no run can be resumed within an epoch, as far as this rank knows."""
         self.before: dict[tuple[int, str], bytes] | None = None
+        self.said: set[str] = set()
 
     @contextmanager
     def data_made(self, is_again: bool) -> Iterator[None]:
@@ -62,7 +66,8 @@ class LiveDraws:
             number: The number of the batch in the epoch, from 0.
             is_known: Whether it is known on all ranks that no run can be resumed in this epoch.
         """
-        watches = number < BATCHES_WATCHED and not is_known
+        draws_within = lightning_loops.steps_draw_batches(lightning_loops.fetcher(self.trainer))
+        watches = number < BATCHES_WATCHED and not (is_known or draws_within)
         self.before = followed_draws.values_followed(self._drawers()) if watches else None
 
     def batch_ended(self) -> bool:
@@ -75,7 +80,14 @@ class LiveDraws:
             f"{drawer} draws by {', '.join(names)}, which training changes within an epoch"
             for drawer, names in changed.items()
         )
-        self.why = next(filter(None, self.agreement.gather(printable(own))), self.why)
+        why = next(filter(None, self.agreement.gather(printable(own))), "")
+        if why and math.isinf(self.trainer.num_training_batches):
+            # Without an end of an epoch there would be no checkpoint at all.
+            if self.trainer.is_global_zero and why not in self.said:
+                log.warning(f"{why}: a resumed run may have other batches")
+            self.said.add(why)
+            return False
+        self.why = why or self.why
         return bool(self.why)
 
     def _drawers(self) -> list[Any]:

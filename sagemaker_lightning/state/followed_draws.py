@@ -6,9 +6,11 @@ is now, and not as it was when each batch was drawn.
 
 import dis
 import inspect
+import re
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from torch import Tensor
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.object_graph import attributes, is_own_code, names_in_code
 
+VARIABLE = re.compile("(LOAD|STORE)_(?:FAST|DEREF|CLOSURE)(?!_AND_CLEAR)")
+"""In an instruction's name, what is done to a variable; since Python 3.13, some do it to two."""
 READS = "LOAD_ATTR", "LOAD_METHOD"
 """Instructions that read an attribute (https://docs.python.org/3/library/dis.html)."""
 CONTAINERS = list, tuple, dict, set, frozenset, deque, str, bytes
 MAX_ELEMENTS = 1 << 12
-"""Elements of a container that are compared, at most; of a larger one, their number is."""
+"""Elements of a container that are compared, at most, with their number."""
 
 
 def values_followed(drawers: Iterable[Any]) -> dict[tuple[int, str], bytes]:
@@ -42,13 +47,16 @@ def values_followed(drawers: Iterable[Any]) -> dict[tuple[int, str], bytes]:
 
 
 def _digest(value: Any) -> bytes:
-    """Return a digest of a value; empty if it cannot be compared."""
+    """Return a digest of a value; of what a container holds, of numbers and text alone."""
     if isinstance(value, Tensor):
         return fingerprints.of_tensor(value)
     if isinstance(value, np.ndarray):
         return fingerprints.of_array(value)
-    is_large = isinstance(value, CONTAINERS) and len(value) > MAX_ELEMENTS
-    return digest(len(value) if is_large else value)
+    if not isinstance(value, CONTAINERS):
+        return digest(value)
+    elements = value.values() if isinstance(value, dict) else value
+    plain = [each for each in islice(elements, MAX_ELEMENTS) if type(each) in SCALARS]
+    return digest([len(value), *plain])
 
 
 def changed(
@@ -71,18 +79,20 @@ def changed(
 
 @kept
 def names_read_while_drawing(class_: type) -> frozenset[str]:
-    """Return the attributes that a class of the user's reads from its first draw on.
+    """Return the attributes that a class of the user's reads while it draws, and remembers.
 
-    What `__iter__` reads before is as the epoch begins. Methods that it calls read more.
+    They are those that a generator, its `__iter__`, reads from its first value on, and that methods
+    which it calls read. What it reads before is as the epoch begins. And if none of its variables
+    lasts from one value to the next, each value follows from what there is at that moment alone, as
+    it does in a resumed run.
     """
-    next_ = getattr(class_, "__next__", None)
     iter_ = getattr(class_, "__iter__", None)
-    if isinstance(next_, types.FunctionType) and is_own_code(next_):
-        found = set(names_in_code(next_.__code__))
-    elif isinstance(iter_, types.FunctionType) and is_own_code(iter_):
-        found = _read_after_first_yield(iter_)
-    else:
+    if not inspect.isgeneratorfunction(iter_) or not is_own_code(iter_):
         return frozenset()
+    instructions = _of_drawing(iter_)
+    if not _lasting_variables(instructions, iter_.__code__.co_varnames[:1]):
+        return frozenset()
+    found = {each.argval for each in instructions if each.opname in READS}
     waiting = list(found)
     while waiting:
         method = getattr(class_, waiting.pop(), None)
@@ -93,19 +103,38 @@ def names_read_while_drawing(class_: type) -> frozenset[str]:
     return frozenset(found)
 
 
-def _read_after_first_yield(function: types.FunctionType) -> set[str]:
-    """Return the attributes that a generator reads after its first value, or in a loop with it."""
-    if not inspect.isgeneratorfunction(function):
-        return set()
+def _of_drawing(function: types.FunctionType) -> list[dis.Instruction]:
+    """Return the instructions of a generator after its first value, or in a loop with it."""
     instructions = list(dis.get_instructions(function))
     yields = [each.offset for each in instructions if each.opname == "YIELD_VALUE"]
-    if not yields:
-        return set()
+    if not yields:  # none is reached
+        return []
     first = min(yields)
     loops = [
         each.argval
         for each in instructions
-        if each.opname.startswith("JUMP_BACKWARD") and each.argval <= first <= each.offset
+        if "JUMP_BACKWARD" in each.opname and each.argval <= first <= each.offset
     ]
     begin = min([first, *loops])
-    return {each.argval for each in instructions if each.offset >= begin and each.opname in READS}
+    return [each for each in instructions if each.offset >= begin]
+
+
+def _lasting_variables(
+    instructions: Iterable[dis.Instruction], arguments: Iterable[str]
+) -> set[str]:
+    """Return the variables whose values these instructions read before they set them.
+
+    Args:
+        instructions: The instructions.
+        arguments: The generator's arguments: the object that draws.
+    """
+    lasting: set[str] = set()
+    known = {*arguments}
+    for each in instructions:
+        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        kinds = VARIABLE.findall(each.opname)
+        for kind, name in zip(kinds, names, strict=False):
+            if kind == "LOAD" and name not in known:
+                lasting.add(name)
+            known.add(name)
+    return lasting

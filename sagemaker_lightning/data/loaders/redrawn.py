@@ -10,7 +10,7 @@ from typing import Any
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,11 +52,15 @@ class WeightReads(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch's; look at what it is given."""
-        given = [*args, *(kwargs or {}).values()]
-        self.found = self.found or any(
-            isinstance(each, nn.Parameter) and each.requires_grad for each in given
-        )
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        # To ask for a device or a shape is no computation.
+        is_asked = getattr(function, "__name__", "") in ("__get__", "size", "dim", "numel")
+        if not is_asked or isinstance(result, Tensor):
+            given = [*args, *(kwargs or {}).values()]
+            self.found = self.found or any(
+                isinstance(each, nn.Parameter) and each.requires_grad for each in given
+            )
+        return result
 
 
 def loaders_within(loader: Any) -> list[DataLoader[Any]]:

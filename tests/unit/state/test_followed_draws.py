@@ -13,6 +13,8 @@ from sagemaker_lightning.state.followed_draws import (
 
 
 class Ordered(Sampler):
+    """Reads nothing of itself after its first value."""
+
     def __iter__(self):
         for index in sorted(self.losses):
             yield index + 1
@@ -23,24 +25,41 @@ class Hard(Sampler):
         order = self.order
         for _ in order:
             worst = max(self.losses)
-            yield worst
+            yield worst + len(order)
         self.mean = self.total
 
 
-class Endless(Sampler):
+class Patient(Sampler):
     def __iter__(self):
-        yield 0
+        stale = 0
         while self.is_open:
-            yield 1
+            stale += self.loss
+            yield stale
 
 
 class ByMethod(Sampler):
     def __iter__(self):
+        first = self.first
         for _ in range(3):
-            yield self.draw()
+            yield first + self.draw()
 
     def draw(self):
         return self.losses
+
+
+class Memoryless(Sampler):
+    """Each value follows from what there is at that moment."""
+
+    def __iter__(self):
+        for index in range(3):
+            loss = self.losses[index]
+            yield [number + loss for number in range(index)]
+
+
+class Endless(Sampler):
+    def __iter__(self):
+        while True:
+            yield self.losses[0]
 
 
 class OwnIterator(Sampler):
@@ -51,9 +70,10 @@ class OwnIterator(Sampler):
         return self.losses
 
 
-class Given(Sampler):
+class Empty(Sampler):
     def __iter__(self):
-        return iter(self.losses)
+        return
+        yield self.losses
 
 
 class Delegating(Sampler):
@@ -66,16 +86,18 @@ class Delegating(Sampler):
     [
         (Ordered, set()),
         (Hard, {"losses", "total"}),
-        (Endless, {"is_open"}),
+        (Patient, {"is_open", "loss"}),
         (ByMethod, {"draw", "losses"}),
-        (OwnIterator, {"losses"}),
-        (Given, set()),
+        (Memoryless, set()),
+        (Endless, set()),
+        (OwnIterator, set()),
         (Delegating, set()),
+        (Empty, set()),
         (type(None), set()),
         (Sampler, set()),
     ],
 )
-def test_what_is_read_before_the_first_draw_is_as_the_epoch_begins(class_, names):
+def test_what_is_read_between_draws_counts_where_variables_last(class_, names):
     assert names_read_while_drawing(class_) == names
 
 
