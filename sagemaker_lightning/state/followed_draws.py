@@ -5,7 +5,6 @@ is now, and not as it was when each batch was drawn.
 """
 
 import dis
-import inspect
 import re
 import types
 from collections import deque
@@ -87,7 +86,7 @@ def names_read_while_drawing(class_: type) -> frozenset[str]:
     it does in a resumed run.
     """
     iter_ = getattr(class_, "__iter__", None)
-    if not inspect.isgeneratorfunction(iter_) or not is_own_code(iter_):
+    if not isinstance(iter_, types.FunctionType) or not is_own_code(iter_):
         return frozenset()
     instructions = _of_drawing(iter_)
     if not _lasting_variables(instructions, iter_.__code__.co_varnames[:1]):
@@ -104,10 +103,13 @@ def names_read_while_drawing(class_: type) -> frozenset[str]:
 
 
 def _of_drawing(function: types.FunctionType) -> list[dis.Instruction]:
-    """Return the instructions of a generator after its first value, or in a loop with it."""
+    """Return the instructions of a generator after its first value, or in a loop with it.
+
+    None of another function.
+    """
     instructions = list(dis.get_instructions(function))
     yields = [each.offset for each in instructions if each.opname == "YIELD_VALUE"]
-    if not yields:  # none is reached
+    if not yields:  # it is no generator, or reaches none
         return []
     first = min(yields)
     loops = [
