@@ -89,7 +89,7 @@ ADVICE = (
         "another --data.batch_size, or drop_last=True in the DataLoader",
     ),
     (
-        rf"^(?!.*{NCCLS_OWN}).*(Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore"
+        rf"(?s)^(?!.*{NCCLS_OWN}).*(Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore"
         # Without a text, it is multiprocessing's: the process at the other end has gone.
         r"|Rendezvous(Connection|Timeout)Error|NCCL.*(remote|time|system error)|^EOFError$)",
         f"{LOST_PEER}, or never reached it: the cause is in the log of the rank that ended first",
@@ -139,6 +139,8 @@ NO_MESSAGE = re.compile(
 )
 CHILD_FAILED = "ChildFailedError"
 """The error by which torchrun says that a rank has failed."""
+OF_TORCHRUN = re.compile(r"/torch/distributed/elastic/(agent|rendezvous)/")
+"""Files of torchrun's process that watches over a host's ranks."""
 # A line of a launcher's about a rank: Lightning's, torchrun's.
 OF_A_LAUNCHER = re.compile(
     r"(\[rank: \d+\] )?Child process with PID \d+ |[EW]\d{4} .*torch/distributed/"
@@ -452,7 +454,8 @@ def class_of(trace: str) -> str:
 
 def is_of_torchrun(trace: str) -> bool:
     """Return whether a traceback is of an error of torchrun's own, and of no rank's end."""
-    return "/torch/distributed/elastic/" in trace and CHILD_FAILED not in trace
+    # A rank that torchrun records passes through elastic/multiprocessing, too.
+    return bool(OF_TORCHRUN.search(trace)) and CHILD_FAILED not in trace
 
 
 def ended_rank(stderr: str) -> tuple[str, int]:

@@ -54,7 +54,8 @@ class LiveDraws:
         Args:
             is_again: Whether they replace others: the first ones are made of the first weights.
         """
-        with WeightReads() as reads:
+        model = self.trainer.lightning_module
+        with WeightReads({*map(id, model.parameters())}) as reads:
             yield
         if is_again and reads.found:
             self.why = MADE_OF_WEIGHTS

@@ -476,7 +476,7 @@ class Run:
         before = data_epoch.state_of_objects() if are_due and self.is_training else None
         is_again = (
             self.is_training
-            and bool(epochs_of_data(self.trainer))
+            and epochs_of_data(self.trainer) == 1  # others are of weights of some epochs before
             and self.trainer.current_epoch > data_epoch.first()
         )
         with data_epoch.recreating(loop), self.live_draws.data_made(is_again):

@@ -5,10 +5,11 @@ is now, and not as it was when each batch was drawn.
 """
 
 import dis
+import inspect
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -81,20 +82,20 @@ def names_read_while_drawing(class_: type) -> frozenset[str]:
     """Return the attributes that a class of the user's reads while it draws, and remembers.
 
     They are those that a generator, its `__iter__`, reads from its first value on, and that methods
-    which it calls read. What it reads before is as the epoch begins. And if none of its variables
-    lasts from one value to the next, each value follows from what there is at that moment alone, as
-    it does in a resumed run.
+    which it calls read. What it reads before is as the epoch begins. And if nothing of it lasts
+    from one value to the next, each value follows from what there is at that moment alone, as it
+    does in a resumed run.
     """
     iter_ = getattr(class_, "__iter__", None)
     if not isinstance(iter_, types.FunctionType) or not is_own_code(iter_):
         return frozenset()
     instructions = _of_drawing(iter_)
-    if not _lasting_variables(instructions, iter_.__code__.co_varnames[:1]):
+    if not remembers(instructions, iter_.__code__.co_varnames[:1]):
         return frozenset()
     found = {each.argval for each in instructions if each.opname in READS}
     waiting = list(found)
     while waiting:
-        method = getattr(class_, waiting.pop(), None)
+        method = inspect.getattr_static(class_, waiting.pop(), None)
         if isinstance(method, types.FunctionType) and is_own_code(method):
             new = names_in_code(method.__code__) - found
             found |= new
@@ -121,22 +122,28 @@ def _of_drawing(function: types.FunctionType) -> list[dis.Instruction]:
     return [each for each in instructions if each.offset >= begin]
 
 
-def _lasting_variables(
-    instructions: Iterable[dis.Instruction], arguments: Iterable[str]
-) -> set[str]:
-    """Return the variables whose values these instructions read before they set them.
+def remembers(instructions: Sequence[dis.Instruction], arguments: Iterable[str]) -> bool:
+    """Return whether something lasts from one value of a generator to the next.
+
+    It is a variable that is read before it is set, or the place in a loop that does not give one
+    value in each round.
 
     Args:
-        instructions: The instructions.
+        instructions: Those of the generator, from its first value on.
         arguments: The generator's arguments: the object that draws.
     """
-    lasting: set[str] = set()
     known = {*arguments}
     for each in instructions:
         names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-        kinds = VARIABLE.findall(each.opname)
-        for kind, name in zip(kinds, names, strict=False):
+        for kind, name in zip(VARIABLE.findall(each.opname), names, strict=False):
             if kind == "LOAD" and name not in known:
-                lasting.add(name)
+                return True
             known.add(name)
-    return lasting
+    yields = [each.offset for each in instructions if each.opname == "YIELD_VALUE"]
+    loops = [
+        each.offset
+        for each in instructions
+        if each.opname == "FOR_ITER" and any(each.offset < place < each.argval for place in yields)
+    ]
+    asks = any("POP_JUMP" in each.opname and "IF" in each.opname for each in instructions)
+    return any(offset > instructions[0].offset or asks for offset in loops)

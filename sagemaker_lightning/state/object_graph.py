@@ -309,8 +309,8 @@ def is_own_code(code: Any) -> bool:
 
 
 def is_librarys_function(function: types.FunctionType) -> bool:
-    """Return whether a function is of LIBRARIES: it was written there, and is named so, too."""
-    return all(name.partition(".")[0] in LIBRARIES for name in _modules_of(function))
+    """Return whether a function is of LIBRARIES, and no wrapper that the user has written."""
+    return (function.__module__ or "").partition(".")[0] in LIBRARIES and not is_own_code(function)
 
 
 def _modules_of(code: Any) -> set[str]:

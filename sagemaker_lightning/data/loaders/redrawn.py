@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -42,10 +42,14 @@ class WeightReads(TorchFunctionMode):
     """Finds out whether code computes with weights to be trained, as a rollout of a policy does.
 
     What it draws again after some steps is something else.
+
+    Args:
+        weights: The weights, by id; None for all parameters that take gradients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Collection[int] | None = None) -> None:
         super().__init__()
+        self.weights = weights
         self.found = False
 
     def __torch_function__(
@@ -55,12 +59,15 @@ class WeightReads(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         # To ask for a device or a shape is no computation.
         is_asked = getattr(function, "__name__", "") in ("__get__", "size", "dim", "numel")
-        if not is_asked or isinstance(result, Tensor):
+        if not self.found and (not is_asked or isinstance(result, Tensor)):
             given = [*args, *(kwargs or {}).values()]
-            self.found = self.found or any(
-                isinstance(each, nn.Parameter) and each.requires_grad for each in given
-            )
+            given += [each for part in given if isinstance(part, (list, tuple)) for each in part]
+            self.found = any(map(self._is_weight, given))
         return result
+
+    def _is_weight(self, value: Any) -> bool:
+        is_trained = isinstance(value, nn.Parameter) and value.requires_grad
+        return is_trained and (self.weights is None or id(value) in self.weights)
 
 
 def loaders_within(loader: Any) -> list[DataLoader[Any]]:

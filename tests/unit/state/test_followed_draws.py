@@ -56,6 +56,25 @@ class Memoryless(Sampler):
             yield [number + loss for number in range(index)]
 
 
+class Skipping(Sampler):
+    """The place in its loop lasts, and is not that of its values."""
+
+    def __iter__(self):
+        for index in self.order:
+            if self.losses[index]:
+                yield index
+
+
+class Passing(Sampler):
+    """The place in its inner loop lasts."""
+
+    def __iter__(self):
+        while True:
+            yield from ()
+            for index in self.order:
+                yield index + 1
+
+
 class Endless(Sampler):
     def __iter__(self):
         while True:
@@ -90,6 +109,8 @@ class Delegating(Sampler):
         (ByMethod, {"draw", "losses"}),
         (Memoryless, set()),
         (Endless, set()),
+        (Skipping, {"losses"}),
+        (Passing, {"order"}),
         (OwnIterator, set()),
         (Delegating, set()),
         (Empty, set()),
