@@ -39,6 +39,8 @@ BETWEEN_THE_LINES = {
     "make test-thorough": "test_commands.py::test_what_continuous_integration_runs",
     "make soak": FOR_DEVELOPERS,
     "make mutants": FOR_DEVELOPERS,
+    "make strangers": FOR_DEVELOPERS,
+    'make strangers FLAGS="a.py b.py"': FOR_DEVELOPERS,
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
     "make compat": FOR_DEVELOPERS,
     "make compat LIGHTNING=2.5.2": FOR_DEVELOPERS,

@@ -21,13 +21,11 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
-from sagemaker_lightning.contract.errors import UserError, printable, with_article
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.failures import (
     LAST_LINE,
     ended_rank,
     explain,
-    has_known_cause,
-    is_of_torchrun,
     last_error,
     report_uncaught,
     reported,
@@ -818,36 +816,3 @@ def test_a_mistake_that_a_data_worker_finds_is_one_line(capsys, monkeypatch):
         list(DataLoader(Picky(), num_workers=1))
     gc.collect()  # the error holds the worker, which would end in another test
     assert capsys.readouterr().err == "error: --data.folder: found UserError: in it\n"
-
-
-@pytest.mark.parametrize(
-    ("noun", "says"),
-    [
-        ("itertools.count", "an itertools.count"),
-        ("Adam", "an Adam"),
-        ("UntypedStorage", "an UntypedStorage"),
-        ("users.Table", "a users.Table"),
-        ("function", "a function"),
-    ],
-)
-def test_a_class_is_named_with_its_article(noun, says):
-    assert with_article(noun) == says
-
-
-@pytest.mark.parametrize(
-    ("file", "is_torchruns"),
-    [
-        ("torch/distributed/elastic/agent/server/api.py", True),
-        ("torch/distributed/elastic/rendezvous/dynamic_rendezvous.py", True),
-        ("torch/distributed/elastic/multiprocessing/errors/__init__.py", False),  # a rank's
-        ("torch/distributed/distributed_c10d.py", False),
-    ],
-)
-def test_an_error_of_torchruns_own(file, is_torchruns):
-    trace = f'  File "/x/site-packages/{file}", line 5, in wrapper\nRuntimeError: gloo'
-    assert is_of_torchrun(trace) == is_torchruns
-    assert not is_of_torchrun(f"{trace}\ntorch.distributed.elastic.ChildFailedError: ")
-
-
-def test_a_lost_peer_is_known_by_any_line_of_a_text():
-    assert has_known_cause("RuntimeError", "step 5 failed:\n[gloo/x.cc] Connection closed by peer")

@@ -4,7 +4,7 @@ import pytest
 
 from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import last_error
+from sagemaker_lightning.contract.failures import has_known_cause, is_of_torchrun, last_error
 
 
 @pytest.mark.parametrize("first", ["Thread 0x2", "Current thread 0x2"])
@@ -56,3 +56,22 @@ def test_what_would_fail_again_is_noted_for_the_watch(tmp_path, monkeypatch, err
     with pytest.raises(SystemExit), failures.reported(None):
         raise error
     assert (tmp_path / failures.MISTAKE_FILE).exists() is is_mistake
+
+
+@pytest.mark.parametrize(
+    ("file", "is_torchruns"),
+    [
+        ("torch/distributed/elastic/agent/server/api.py", True),
+        ("torch/distributed/elastic/rendezvous/dynamic_rendezvous.py", True),
+        ("torch/distributed/elastic/multiprocessing/errors/__init__.py", False),  # a rank's
+        ("torch/distributed/distributed_c10d.py", False),
+    ],
+)
+def test_an_error_of_torchruns_own(file, is_torchruns):
+    trace = f'  File "/x/site-packages/{file}", line 5, in wrapper\nRuntimeError: gloo'
+    assert is_of_torchrun(trace) == is_torchruns
+    assert not is_of_torchrun(f"{trace}\ntorch.distributed.elastic.ChildFailedError: ")
+
+
+def test_a_lost_peer_is_known_by_any_line_of_a_text():
+    assert has_known_cause("RuntimeError", "step 5 failed:\n[gloo/x.cc] Connection closed by peer")
