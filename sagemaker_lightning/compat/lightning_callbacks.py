@@ -30,7 +30,7 @@ from pytorch_lightning.tuner.lr_finder import _LRFinder
 from torch import nn
 from torch.optim.swa_utils import SWALR
 
-from sagemaker_lightning.compat.lightning_trainer import callbacks_of
+from sagemaker_lightning.compat.lightning_trainer import SET_ON_CALLBACKS, callbacks_of
 
 # `load_state_dict` looks for this metric by another name than `__init__` gives it (#21752, open):
 # no run could be resumed.
@@ -199,15 +199,13 @@ def is_search_only(trainer: Trainer) -> bool:
 def without_lightnings(states: Mapping[str, Any], model: LightningModule) -> dict[str, Any]:
     """Return the states of callbacks without what Lightning has put into their attributes.
 
-    A callback whose state is all of its attributes has methods of the module's there. On an
-    upgrade: see `_attach_model_logging_functions` in
-    trainer/connectors/callback_connector.py.
+    A callback whose state is all of its attributes has methods of the module's there.
 
     Args:
         states: The states by the callbacks' state keys.
         model: The model.
     """
-    put = [model.log, model.log_dict]
+    put = [getattr(model, name) for name in SET_ON_CALLBACKS]
     return {
         key: {
             name: value

@@ -453,7 +453,7 @@ def class_of(trace: str) -> str:
 
 
 def is_of_torchrun(trace: str) -> bool:
-    """Return whether a traceback is of an error of torchrun's own, and of no rank's end."""
+    """Return whether a traceback says that torchrun itself has failed, and not a rank."""
     # A rank that torchrun records passes through elastic/multiprocessing, too.
     return bool(OF_TORCHRUN.search(trace)) and CHILD_FAILED not in trace
 

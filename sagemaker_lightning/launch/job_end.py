@@ -131,7 +131,7 @@ def judge(
     number = end.stop_signal
     if not (number or ended_by_us):
         statuses: list[int | None] = [end.status, failed.ranks_status]
-        if lost_a_peer and not (failed.killed or failed.is_launchers):
+        if lost_a_peer and not (failed.killed or failed.is_torchruns):
             statuses.append(watchdog.first_status)
         number = next((STOP_SIGNALS[each] for each in statuses if each in STOP_SIGNALS), None)
     unexplained = bool(end.status) and not (failed.killed or number) and lost_a_peer
@@ -375,7 +375,7 @@ class ProgramFailed(Exception):
         killed: The rank that a signal has ended for a reason of its own, such as SIGKILL, in
             words; "" if there is none.
         lost_a_peer: Whether the error is that a rank lost another one.
-        is_launchers: Whether the error is torchrun's own, such as that its other hosts are gone; it
+        is_torchruns: Whether the error is torchrun's own, such as that its other hosts are gone; it
             then asks this host's ranks to stop.
         kind: The name of the error's class; "" if stderr has none.
         ranks_status: The exit status of the rank that its launcher names, -N for signal N; 0 if it
@@ -394,7 +394,7 @@ class ProgramFailed(Exception):
             rank, status = failures.least_doubtful([*ended_ranks]) or (rank, status)
         self.ranks_status = status
         self.kind = failures.class_of(self.trace)
-        self.is_launchers = failures.is_of_torchrun(self.trace)
+        self.is_torchruns = failures.is_of_torchrun(self.trace)
         # An error says more than a crash, unless the crash has led to it. A crash's own trace says
         # where it was, not why.
         has_error = bool(self.trace) and not why.startswith(failures.CRASH)

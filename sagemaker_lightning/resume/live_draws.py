@@ -24,15 +24,13 @@ from sagemaker_lightning.state import followed_draws
 
 BATCHES_WATCHED = 2
 """Batches at the beginning of each epoch of which is seen what a step changes."""
-
-
 MADE_OF_WEIGHTS = (
     "train_dataloader() computes with weights, for each epoch those that are trained until then"
 )
 
 
 class LiveDraws:
-    """What the data of a training follow.
+    """Learns whether the data of a training follow what it changes.
 
     Args:
         trainer: Lightning's trainer.
@@ -45,34 +43,37 @@ class LiveDraws:
         self.why = ""
         """Why no run can be resumed within an epoch, as far as this rank knows."""
         self.before: dict[tuple[int, str], bytes] | None = None
+        """What was read before a step, as digests; None where no step is watched."""
         self.said: set[str] = set()
 
     @contextmanager
-    def data_made(self, is_again: bool) -> Iterator[None]:
-        """Let the training data be made in the block.
+    def data_made(self) -> Iterator[None]:
+        """Learn whether the training data that the block makes, in place of others, are of weights.
 
-        Args:
-            is_again: Whether they replace others: the first ones are made of the first weights.
+        The first ones are of the first weights, which a resumed run has, too.
         """
         model = self.trainer.lightning_module
         with WeightReads({*map(id, model.parameters())}) as reads:
             yield
-        if is_again and reads.found:
+        if reads.found:
             self.why = MADE_OF_WEIGHTS
 
     def batch_begins(self, number: int, is_known: bool) -> None:
-        """Note what draws the batches, before a step changes it.
+        """Note what samplers and streams read while they draw, before a step changes it.
 
         Args:
             number: The number of the batch in the epoch, from 0.
             is_known: Whether it is known on all ranks that no run can be resumed in this epoch.
         """
-        draws_within = lightning_loops.steps_draw_batches(lightning_loops.fetcher(self.trainer))
-        watches = number < BATCHES_WATCHED and not (is_known or draws_within)
-        self.before = followed_draws.values_followed(self._drawers()) if watches else None
+        self.before = None
+        if number >= BATCHES_WATCHED or is_known:
+            return
+        # What a sampler changes itself, as a step draws, is no change by training.
+        if not lightning_loops.steps_draw_batches(lightning_loops.fetcher(self.trainer)):
+            self.before = followed_draws.values_followed(self._drawers())
 
     def batch_ended(self) -> bool:
-        """Return whether a step has just shown, on any rank, that no run can be resumed so."""
+        """Return whether a step has shown, on any rank, that no run can resume within epochs."""
         if self.before is None:
             return False
         changed = followed_draws.changed(self._drawers(), self.before)
@@ -89,10 +90,10 @@ class LiveDraws:
             self.said.add(why)
             return False
         self.why = why or self.why
-        return bool(self.why)
+        return bool(why)
 
     def _drawers(self) -> list[Any]:
-        """Return the samplers and streams that this process draws an epoch's batches from."""
+        """Return the samplers and streams that draw an epoch's batches in this process."""
         found: list[Any] = []
         for loader in flattened(self.trainer.train_dataloader):
             if has_state(loader):

@@ -474,12 +474,13 @@ class Run:
         objects.hooks_ended()  # what follows are data
         are_due = loaders_before is not None and lightning_loops.loaders_are_due(self.trainer)
         before = data_epoch.state_of_objects() if are_due and self.is_training else None
-        is_again = (
+        replaces = (
             self.is_training
             and epochs_of_data(self.trainer) == 1  # others are of weights of some epochs before
             and self.trainer.current_epoch > data_epoch.first()
         )
-        with data_epoch.recreating(loop), self.live_draws.data_made(is_again):
+        watched = self.live_draws.data_made() if replaces else nullcontext()
+        with data_epoch.recreating(loop), watched:
             yield
         self.part(Weights).forget_first_weights()
         objects.graph.include()

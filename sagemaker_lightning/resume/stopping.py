@@ -151,7 +151,7 @@ class Stopping:
         self.run.copies.state_saved()
 
     def save_only_epochs(self, why_only_epochs: str) -> None:
-        """Learn why no run can be resumed within this epoch; "" if one can."""
+        """Save at epochs' ends alone, for this reason; within epochs, too, if it is ""."""
         if why_only_epochs and not self.why_only_epochs and self.run.trainer.is_global_zero:
             log.warning(
                 f"{why_only_epochs}: checkpoints are saved only at the end of an epoch, and a "

@@ -9,7 +9,7 @@ import inspect
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -31,8 +31,10 @@ MAX_ELEMENTS = 1 << 12
 """Elements of a container that are compared, at most, with their number."""
 
 
-def values_followed(drawers: Iterable[Any]) -> dict[tuple[int, str], bytes]:
-    """Return digests of what objects read of themselves while they draw: by id and attribute.
+def values_followed(drawers: Collection[Any]) -> dict[tuple[int, str], bytes]:
+    """Return digests of the attributes that samplers and streams read while they draw.
+
+    They are by the object's id and the attribute's name.
 
     Args:
         drawers: Samplers and streams.
@@ -47,7 +49,7 @@ def values_followed(drawers: Iterable[Any]) -> dict[tuple[int, str], bytes]:
 
 
 def _digest(value: Any) -> bytes:
-    """Return a digest of a value; of what a container holds, of numbers and text alone."""
+    """Return a digest of a value; of a container, of its length and its numbers and text."""
     if isinstance(value, Tensor):
         return fingerprints.of_tensor(value)
     if isinstance(value, np.ndarray):
@@ -60,7 +62,7 @@ def _digest(value: Any) -> bytes:
 
 
 def changed(
-    drawers: Iterable[Any], before: Mapping[tuple[int, str], bytes]
+    drawers: Collection[Any], before: Mapping[tuple[int, str], bytes]
 ) -> dict[str, list[str]]:
     """Return the attributes that have changed since, by the class that draws.
 
@@ -68,18 +70,19 @@ def changed(
         drawers: Samplers and streams.
         before: What `values_followed` returned then.
     """
+    names = {id(drawer): type(drawer).__qualname__ for drawer in drawers}
     now = values_followed(drawers)
     found: dict[str, list[str]] = {}
-    for drawer in drawers:
-        for (owner, name), value in before.items():
-            if owner == id(drawer) and now.get((owner, name), value) != value:
-                found.setdefault(type(drawer).__qualname__, []).append(name)
+    for key, value in before.items():
+        if now.get(key, value) != value:
+            owner, name = key
+            found.setdefault(names[owner], []).append(name)
     return found
 
 
 @kept
 def names_read_while_drawing(class_: type) -> frozenset[str]:
-    """Return the attributes that a class of the user's reads while it draws, and remembers.
+    """Return the attributes that a class of the user's reads between draws; none if none matters.
 
     They are those that a generator, its `__iter__`, reads from its first value on, and that methods
     which it calls read. What it reads before is as the epoch begins. And if nothing of it lasts
@@ -89,8 +92,8 @@ def names_read_while_drawing(class_: type) -> frozenset[str]:
     iter_ = getattr(class_, "__iter__", None)
     if not isinstance(iter_, types.FunctionType) or not is_own_code(iter_):
         return frozenset()
-    instructions = _of_drawing(iter_)
-    if not remembers(instructions, iter_.__code__.co_varnames[:1]):
+    instructions = _drawing_instructions(iter_)
+    if not _keeps_something(instructions, iter_.__code__.co_varnames[:1]):
         return frozenset()
     found = {each.argval for each in instructions if each.opname in READS}
     waiting = list(found)
@@ -103,8 +106,8 @@ def names_read_while_drawing(class_: type) -> frozenset[str]:
     return frozenset(found)
 
 
-def _of_drawing(function: types.FunctionType) -> list[dis.Instruction]:
-    """Return the instructions of a generator after its first value, or in a loop with it.
+def _drawing_instructions(function: types.FunctionType) -> list[dis.Instruction]:
+    """Return the instructions of a generator from its first value on, with all of its loop.
 
     None of another function.
     """
@@ -122,7 +125,7 @@ def _of_drawing(function: types.FunctionType) -> list[dis.Instruction]:
     return [each for each in instructions if each.offset >= begin]
 
 
-def remembers(instructions: Sequence[dis.Instruction], arguments: Iterable[str]) -> bool:
+def _keeps_something(instructions: Sequence[dis.Instruction], arguments: Iterable[str]) -> bool:
     """Return whether something lasts from one value of a generator to the next.
 
     It is a variable that is read before it is set, or the place in a loop that does not give one

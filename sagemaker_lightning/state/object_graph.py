@@ -310,7 +310,7 @@ def is_own_code(code: Any) -> bool:
 
 def is_librarys_function(function: types.FunctionType) -> bool:
     """Return whether a function is of LIBRARIES, and no wrapper that the user has written."""
-    return (function.__module__ or "").partition(".")[0] in LIBRARIES and not is_own_code(function)
+    return is_library_class(function) and not is_own_code(function)
 
 
 def _modules_of(code: Any) -> set[str]:
@@ -686,7 +686,7 @@ def attributes(value: Any) -> dict[str, Any]:
             name: member
             for name, member in namespace(value).items()
             if (name not in own or type(member) is types.FunctionType or _is_method(class_, name))
-            and not _is_put_there(value, name, member)
+            and not _is_foreign_method(value, name, member)
         }
     excluded = _handled_by_libraries(class_)
     if is_of(class_, Metric):
@@ -697,7 +697,7 @@ def attributes(value: Any) -> dict[str, Any]:
         name: attribute
         for name, attribute in namespace(value).items()
         if (name not in excluded or type(attribute) in FUNCTIONS)
-        and not _is_put_there(value, name, attribute)
+        and not _is_foreign_method(value, name, attribute)
     }
     for name in _slots(class_):
         if name not in excluded:
@@ -706,8 +706,8 @@ def attributes(value: Any) -> dict[str, Any]:
     return values
 
 
-def _is_put_there(owner: Any, name: str, member: Any) -> bool:
-    """Return whether this package, or Lightning, has put a method of another object there."""
+def _is_foreign_method(owner: Any, name: str, member: Any) -> bool:
+    """Return whether a member is another's method, put there by this package or by Lightning."""
     return type(member) is types.MethodType and (
         is_ours(member.__self__) or (name in SET_ON_CALLBACKS and isinstance(owner, Callback))
     )

@@ -20,7 +20,6 @@ outcomes:
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -69,27 +68,11 @@ class Program(rounds.Job):
 
     def start(self, **variables: str) -> warm.Started:
         """Start the program; its output is added to its log."""
-        for name in ("sent", "hooks"):
-            (self.folder / name).unlink(missing_ok=True)
         argv = ["python", rounds.PROGRAM, "script", str(self.script)]
         if self.is_plain:
             (self.folder / ".plain.py").write_text(PLAIN)
             argv = ["python", self.folder / ".plain.py", str(self.script)]
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("ZOO_", "SM_", "PL_"))
-        }
-        environment = kept | {
-            "PYTHONPATH": f"{self.script.parent}:{ROOT}",
-            "OMP_NUM_THREADS": "1",
-            "ZOO_SENT": str(self.folder / "sent"),
-            "ZOO_COUNT": str(self.folder / "hooks"),
-        }
-        log = self.folder / "log"
-        self.size_before = log.stat().st_size if log.exists() else 0
-        with log.open("a") as output:
-            return warm.start(argv, self.folder, environment | variables, output.fileno())
+        return self.start_command(argv, self.script.parent, variables)
 
     def result(self) -> dict[str, object]:
         """Return what the program kept, by position, and the names of its files."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -56,8 +56,6 @@ class Job:
 
     def start(self, **variables: str) -> warm.Started:
         """Start the job; its output is added to its log."""
-        for name in ("sent", "hooks"):
-            (self.folder / name).unlink(missing_ok=True)
         mode = ["torchrun"] if self.launcher.startswith("torchrun") else []
         mode += (
             ["script", str(USERS / self.configuration.program)]
@@ -71,13 +69,27 @@ class Job:
             "--config=job.json",
             f"--trainer.devices={LAUNCHERS[self.launcher]}",
         ]
+        return self.start_command(argv, USERS, variables)
+
+    def start_command(
+        self, argv: Sequence[object], modules: Path, variables: Mapping[str, str]
+    ) -> warm.Started:
+        """Start a command of program.py; its output is added to the job's log.
+
+        Args:
+            argv: The command.
+            modules: The folder in which it finds modules of its own.
+            variables: More variables of its environment.
+        """
+        for name in ("sent", "hooks"):
+            (self.folder / name).unlink(missing_ok=True)
         variables_kept = {
             key: value
             for key, value in os.environ.items()
             if not key.startswith(("ZOO_", "SM_", "PL_"))
         }
         environment = variables_kept | {
-            "PYTHONPATH": f"{USERS}:{ROOT}",
+            "PYTHONPATH": f"{modules}:{ROOT}",
             "OMP_NUM_THREADS": "1",
             "ZOO_SENT": str(self.folder / "sent"),
             "ZOO_COUNT": str(self.folder / "hooks"),
@@ -85,7 +97,7 @@ class Job:
         log = self.folder / "log"
         self.size_before = log.stat().st_size if log.exists() else 0
         with log.open("a") as output:
-            return warm.start(argv, self.folder, environment | variables, output.fileno())
+            return warm.start(argv, self.folder, environment | dict(variables), output.fileno())
 
     def wait(self, process: warm.Started, seconds: float = HANG_SECONDS) -> int | None:
         """Return the job's exit status; None if it still runs after `seconds`.

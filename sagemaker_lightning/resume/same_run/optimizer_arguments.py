@@ -91,7 +91,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
                     part, _own_methods(type(each)) | attributes
                 ):
                     schedule |= as_texts(values, name)
-                    if isinstance(function, types.FunctionType) and _is_own(function):
+                    if isinstance(function, types.FunctionType) and is_own_code(function):
                         functions[name] = _code_hash(function)
     return {
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers.values()],
@@ -260,7 +260,7 @@ def _values_used_by(value: Any) -> Mapping[str, Any] | None:
         arguments = {f"argument {number}": each for number, each in enumerate(value.args)}
         return {"function": value.func, **arguments, **value.keywords}
     if isinstance(value, types.FunctionType):
-        if not _is_own(value):
+        if not is_own_code(value):
             return closure(value)
         names = sorted(names_in_code(value.__code__) & value.__globals__.keys())
         parameters = inspect.signature(value, follow_wrapped=False).parameters.values()
@@ -281,13 +281,8 @@ def _own_methods(class_: type) -> dict[str, Any]:
         name: member
         for base in reversed(class_.__mro__)
         for name, member in vars(base).items()
-        if isinstance(member, types.FunctionType) and _is_own(member)
+        if isinstance(member, types.FunctionType) and is_own_code(member)
     }
-
-
-def _is_own(function: types.FunctionType) -> bool:
-    """Return whether the user has written a function."""
-    return is_own_code(function)
 
 
 def _code_hash(function: types.FunctionType) -> str:
