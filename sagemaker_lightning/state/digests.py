@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
-from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph import scalars, values
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved
 
@@ -42,7 +42,7 @@ def digest(value: Any) -> bytes:
     """
     try:
         if _is_plain(value):
-            return hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+            return hashlib.blake2b(scalars.text(value).encode(), digest_size=8).digest()
         if type(value) is Tensor:
             return _of_tensor(value)
         return bytes.fromhex(values.digest(values.encode(value), _of_tensor))

@@ -3,6 +3,7 @@
 import decimal
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -34,6 +35,8 @@ SETTINGS: dict[str, Callable[[], object]] = {
     "torch.get_num_threads()": torch.get_num_threads,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_default_device()": torch.get_default_device,
+    # It is a flag of the processor's, which torch does not tell.
+    "torch.set_flush_denormal()": lambda: sys.float_info.min * 0.5 == 0,
     "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
     "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
     "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,

@@ -54,10 +54,15 @@ def _of_numbers(make: type[range] | type[slice], numbers: Any) -> Any:
     return make(*numbers)
 
 
+def _text_of_fraction(value: Fraction) -> str:
+    """Return a fraction's text, with whole numbers of any length."""
+    return f"{value.numerator:#x}/{value.denominator:#x}"
+
+
 def _fraction(text: str) -> Fraction:
-    """Return the fraction that `str` has written; an exponent would make it of any size."""
+    """Return the fraction of a text; an exponent would make it of any size."""
     numerator, _, denominator = text.partition("/")
-    return Fraction(int(numerator), int(denominator or 1))
+    return Fraction(int(numerator, 0), int(denominator or "1", 0))
 
 
 def _scalar(value: Any, dtype: np.dtype) -> np.generic:
@@ -91,7 +96,7 @@ ATOMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     range: (_numbers, lambda numbers: _of_numbers(range, numbers)),
     slice: (_numbers, lambda numbers: _of_numbers(slice, numbers)),
     Decimal: (str, Decimal),
-    Fraction: (str, lambda text: _fraction(text)),
+    Fraction: (_text_of_fraction, lambda text: _fraction(text)),
     uuid.UUID: (str, uuid.UUID),
     dt.date: (dt.date.toordinal, dt.date.fromordinal),
     dt.timedelta: (

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.graph import atoms, fingerprints, text
+from sagemaker_lightning.state.graph import atoms, fingerprints, scalars, text
 from sagemaker_lightning.state.graph.atoms import SCALARS, TUPLE_OF_SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
 from sagemaker_lightning.state.graph.kinds.code import NAMES_OF_FACTORIES
@@ -525,7 +525,7 @@ class Encoder:
         if type(before) is not class_:
             return False
         if class_ in SCALARS:
-            return repr(before) == repr(now)
+            return scalars.text(before) == scalars.text(now)
         if class_ is types.FunctionType and _wrap_the_same(before, now):
             return True
         if class_.__name__ == "method":
@@ -533,7 +533,7 @@ class Encoder:
         if id(now) in self.nodes:
             return False
         try:
-            return repr(atoms.encode(before)) == repr(atoms.encode(now))
+            return scalars.text(atoms.encode(before)) == scalars.text(atoms.encode(now))
         except NotSaved:
             return False
 

@@ -213,7 +213,7 @@ class Pack:
                 raise Unlike
             if is_object:
                 note = kind.note_of_new(values[0], note)
-        self.marks.append(repr((kind.name, note)).encode())
+        self.marks.append(scalars.text((kind.name, note)).encode())
         written: dict[str, Any] = {"kind": kind.name, "note": note}
         ids_before = len(self.ids)
         lengths = list(map(len, rows))

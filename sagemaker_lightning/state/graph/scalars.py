@@ -1,4 +1,4 @@
-"""Scalars that JSON lacks, and how a record has them."""
+"""Scalars that JSON lacks, how a record has them, and what tells scalars apart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,3 +21,22 @@ def scalar(value: Any) -> Any:
     if type(value) is list and value and value[0] in OF_SCALARS:
         return OF_SCALARS[value[0]](*value[1:])
     return value
+
+
+def text(value: Any) -> str:
+    """Return a text that tells a value apart from others: `repr`, for numbers of any length.
+
+    Python refuses to write whole numbers of more than 4,300 digits (CVE-2020-10735).
+    """
+    try:
+        return repr(value)
+    except ValueError:
+        return repr(_with_hex(value))
+
+
+def _with_hex(value: Any) -> Any:
+    if type(value) is int:
+        return hex(value)
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *map(_with_hex, value)]
+    return list(map(_with_hex, value.items())) if type(value) is dict else value

@@ -15,7 +15,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph import fingerprints, scalars
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.classes import Classes, imported_modules
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved
@@ -381,5 +381,7 @@ def size_of(node: Node) -> int:
 def _is_same(before: Any, now: Any) -> bool:
     """Return whether two parts are one object or equal scalars."""
     return before is now or (
-        type(before) in SCALARS and type(before) is type(now) and repr(before) == repr(now)
+        type(before) in SCALARS
+        and type(before) is type(now)
+        and scalars.text(before) == scalars.text(now)
     )

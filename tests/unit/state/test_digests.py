@@ -25,3 +25,9 @@ def test_equal_texts_are_equal_whether_or_not_they_are_one_object():
     assert digest([names[k % 3] for k in range(300)]) == digest(
         [f"class {k % 3}" for k in range(300)]
     )
+
+
+def test_whole_numbers_of_any_length_are_told_apart():
+    long = 10**5000
+    assert digest(long) != digest(long + 1) and digest([long]) != digest((long,))
+    assert digest({"a": long}) == digest({"a": 10**5000})

@@ -29,6 +29,15 @@ def test_settings_that_change_are_named():
     assert changed(before) == []
 
 
+def test_flushing_small_numbers_to_zero_is_named():
+    before = present()
+    try:
+        assert torch.set_flush_denormal(True)
+        assert changed(before) == ["torch.set_flush_denormal()"]
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_what_else_changes_results_is_named(tmp_path, monkeypatch):
     before = present()
     monkeypatch.chdir(tmp_path)

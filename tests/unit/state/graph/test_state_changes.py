@@ -48,6 +48,8 @@ def test_equal_values_have_equal_digests_and_others_have_not():
         lambda: {"a": torch.zeros(2)},
         lambda: np.ones(2),
         lambda: {1, 2, 70_000},
+        lambda: (10**5000, [10**5000]),
+        lambda: (10**5000, [10**5000 + 1]),
     ]
     found = [digests_of(make)["model.value"] for make in values]
     assert found == [digests_of(make)["model.value"] for make in values]

@@ -175,6 +175,13 @@ def test_a_value_comes_back_as_it_was(value):
     assert not isinstance(value, np.ndarray) or restored.flags.writeable
 
 
+def test_whole_numbers_of_any_length_come_back():
+    """Python writes none of more than 4,300 digits as a text of these."""
+    long = 10**5000
+    value = [Fraction(-long, 3), *({"a": long + k, (1, long): k} for k in range(MANY))]
+    assert round_trip(value)[0] == value
+
+
 @pytest.mark.parametrize("row_type", [tuple, Step._make], ids=["tuples", "named tuples"])
 def test_a_long_list_of_steps_takes_little_room(row_type):
     rows = [row_type((np.full(4, k, np.float32), 0.5 * k, k % 3 == 0)) for k in range(MANY)]
