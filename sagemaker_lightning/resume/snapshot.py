@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -201,7 +201,9 @@ class Snapshot:
         Raises:
             UserError: A part of the state cannot be saved.
         """
-        with lightning_callbacks.saving_pruning_masks(self.trainer):
+        with ExitStack() as saving:
+            for part in self.run.parts:
+                saving.enter_context(part.lightning_saves())
             file = self.lightnings_file.take()
             state, before_hooks = lightning_checkpoints.state_of(self.trainer, file)
         if "callbacks" in state:  # a hook of the user's may have removed them

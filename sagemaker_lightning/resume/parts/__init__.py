@@ -19,7 +19,6 @@ from sagemaker_lightning.resume.parts.lightning_callbacks.model_checkpoint impor
     LastSaved,
     ModelFiles,
 )
-from sagemaker_lightning.resume.parts.lightning_callbacks.model_pruning import SharedPrunedWeights
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import SearchResults
 from sagemaker_lightning.resume.parts.lightning_callbacks.states import Callbacks
 from sagemaker_lightning.resume.parts.lightning_callbacks.throughput import ThroughputCounts
@@ -33,6 +32,7 @@ from sagemaker_lightning.resume.parts.newest_metrics import NewestMetrics
 from sagemaker_lightning.resume.parts.optimizers import OptimizerClasses, Optimizers, Schedulers
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.part import Part
+from sagemaker_lightning.resume.parts.pruned_weights import SharedPrunedWeights
 from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
 from sagemaker_lightning.resume.parts.should_stop import ShouldStop
 from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects

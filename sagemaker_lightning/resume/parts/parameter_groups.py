@@ -9,11 +9,9 @@ from torch import nn
 from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.log import log
+from sagemaker_lightning.resume.parts import pruned_weights
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
-
-PRUNED = "_orig"
-"""What torch.nn.utils.prune adds to the name of a weight."""
 
 
 class ParameterGroups(Part):
@@ -75,9 +73,10 @@ class ParameterGroups(Part):
 
         A hook may have added groups, or made the optimizers anew with what it has unfrozen.
         """
-        parameters = dict(named_parameters(self.trainer.lightning_module))
+        of_model = dict(named_parameters(self.trainer.lightning_module))
         # What training has pruned is pruned again once everything is loaded.
-        parameters = {f"{name}{PRUNED}": each for name, each in parameters.items()} | parameters
+        pruned = {f"{name}{pruned_weights.ORIGINAL}": each for name, each in of_model.items()}
+        parameters = pruned | of_model
         for optimizer, saved_groups in zip(self.trainer.optimizers, saved, strict=False):
             named = {id(parameters.get(name)) for names in saved_groups for name in names}
             for number, names in enumerate(saved_groups):

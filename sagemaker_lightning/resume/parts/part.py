@@ -1,7 +1,7 @@
 """What a part of a checkpoint is: how it is saved, when it comes back, and how it is compared."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,10 @@ class Part:
 
     def first_batch_ended(self) -> None:
         """Note what the first batch that this process trains has made."""
+
+    def lightning_saves(self) -> AbstractContextManager[None]:
+        """Return a context in which Lightning makes its own checkpoint."""
+        return nullcontext()
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return what a checkpoint gets; all ranks call it.

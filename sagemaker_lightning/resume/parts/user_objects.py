@@ -17,7 +17,7 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of, set_callb
 from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts import pruned_weights, start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.grown_modules import GrownModules
 from sagemaker_lightning.resume.parts.metrics import Metrics
@@ -488,7 +488,7 @@ def parts_of_modules(node: list[Any]) -> list[Any] | None:
     if not isinstance(note, dict):
         return None
     names = note["names"]
-    pruned = _pruned_members(names)
+    pruned = pruned_weights.members(names)
     kept = [
         n
         for n, name in enumerate(names)
@@ -532,46 +532,7 @@ def before_hooks(node: list[Any]) -> list[Any] | None:
 
     They prune the weights again, and are those of the callbacks that the program makes.
     """
-    return None if node[1] == "trainer.callbacks" else without_pruning(node)
-
-
-def without_pruning(node: list[Any]) -> list[Any]:
-    """Return a node of the start without what pruning makes of weights: they are pruned later."""
-    kind, path, note, references, content = node
-    pruned = _pruned_members(note["names"]) if isinstance(note, dict) else set()
-    if not pruned:
-        return node
-    names = note["names"]
-    kept = [n for n, name in enumerate(names) if name not in pruned]
-    note = note | {
-        "names": [names[n] for n in kept],
-        "gone": [name for name in note.get("gone", ()) if name not in pruned],
-    }
-    return [kind, path, note, [references[n] for n in kept] + references[len(names) :], content]
-
-
-def _pruned_members(names: Collection[str]) -> set[str]:
-    """Return the names of all that torch.nn.utils.prune makes of weights, and replaces.
-
-    Args:
-        names: The names of members of a module that are not as at the start.
-    """
-    weights = [
-        name.removeprefix("buffer ").removesuffix("_mask")
-        for name in names
-        if isinstance(name, str) and name.startswith("buffer ") and name.endswith("_mask")
-    ]
-    return {
-        member
-        for weight in weights
-        if f"parameter {weight}_orig" in names
-        for member in (
-            f"buffer {weight}_mask",
-            f"parameter {weight}_orig",
-            f"parameter {weight}",
-            weight,
-        )
-    }
+    return None if node[1] == "trainer.callbacks" else pruned_weights.without(node)
 
 
 def _is_within(path: str, name: str) -> bool:

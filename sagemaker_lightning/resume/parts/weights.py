@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.compat.dtensors import local_part
@@ -27,7 +26,7 @@ from sagemaker_lightning.compat.torch_modules import (
     without_save_hooks,
 )
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts import pruned_weights, start_hooks
 from sagemaker_lightning.resume.parts.copies import has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
@@ -144,7 +143,7 @@ class Weights(Part):
         """
         model = self.trainer.lightning_module
         state = {**weights, **self.later}
-        prune_again(model, self.later)
+        pruned_weights.prune_again(model, self.later)
         resize_buffers(model, state, self._keeps_forms)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
@@ -338,7 +337,7 @@ def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str])
     """Remove from a state dict what the model does not have yet, and return it.
 
     These are the parts `names`, which hooks create, and what torch.nn.utils.prune makes of a
-    weight. `prune_again` prunes the weights again once the optimizers have their parameters.
+    weight: they are pruned again once the optimizers have their parameters.
 
     Args:
         state: The saved state dict of the model; it is changed in place.
@@ -346,34 +345,6 @@ def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str])
         names: The names of the parts.
     """
     present = model.state_dict()
-    taken = {}
-    for mask in _mask_names(state):
-        if (weight := mask.removesuffix("_mask")) in present:
-            taken[mask] = state.pop(mask)
-            taken[f"{weight}_orig"] = state[weight] = state.pop(f"{weight}_orig")
+    taken = pruned_weights.take(state, present)
     later = [name for name in state if name not in present and name.partition(".")[0] in names]
     return taken | {name: state.pop(name) for name in later}
-
-
-def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Prune the weights for which `state` has masks.
-
-    Args:
-        model: The model; it is changed in place.
-        state: A state dict with masks, as torch.nn.utils.prune names them.
-    """
-    present = model.state_dict()
-    for name in _mask_names(state):
-        if name not in present:
-            path, _, last = name.removesuffix("_mask").rpartition(".")
-            owner = model.get_submodule(path)
-            prune.custom_from_mask(owner, last, state[name].to(getattr(owner, last).device))
-
-
-def _mask_names(state: Mapping[str, Any]) -> list[str]:
-    """Return the names of the masks of pruned weights."""
-    return [
-        name
-        for name in state
-        if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state
-    ]

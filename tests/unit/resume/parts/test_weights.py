@@ -34,6 +34,7 @@ from untrained import resumed as resuming
 
 from sagemaker_lightning.compat.model_parallel import make_resumable
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.parts import pruned_weights
 from sagemaker_lightning.resume.parts import weights as weights_part
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.weights import loads_itself, other_weights
@@ -477,7 +478,7 @@ def test_weights_are_pruned_again():
     assert taken == {"0.weight_mask": mask, "0.weight_orig": original}
     model.load_state_dict(state)
     for _ in range(2):  # what is pruned already stays so
-        weights_part.prune_again(model, taken)
+        pruned_weights.prune_again(model, taken)
     assert torch.equal(model[0].weight_mask, mask) and torch.equal(model[0].weight_orig, original)
     assert torch.equal(model[0].weight, trained[0].weight)
     assert weights_part.take_later_weights(dict(trained.state_dict()), trained, set()) == {}

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.utils import prune
 from untrained import in_epoch_5, run_of
 
-from sagemaker_lightning.resume.parts.lightning_callbacks.model_pruning import SharedPrunedWeights
 from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.pruned_weights import SharedPrunedWeights
 
 
 def test_weights_that_a_pruning_shares_are_shared_again():
