@@ -14,8 +14,8 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.process.threads import usable_cpus
-from sagemaker_lightning.resume.callback import unsupported_flag
 from sagemaker_lightning.resume.files.best_model import metrics_in
+from sagemaker_lightning.resume.strategies import unsupported_flag
 
 LEAST_VALUES = {
     "trainer.log_every_n_steps": 0,

@@ -19,57 +19,41 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.strategies import (
-    DDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-)
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
-from sagemaker_lightning.compat import lightning_loggers, model_parallel, torch_compile
-from sagemaker_lightning.compat.lightning_callbacks import (
-    EarlyCallback,
-    calling_hooks_directly,
-    is_search_only,
-)
+from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
 from sagemaker_lightning.compat.lightning_loaders import prepare_data_within
-from sagemaker_lightning.compat.lightning_trainer import (
-    callbacks_of,
-    copies_this_process,
-    finds_hosts_by_variables,
-    leaving_signals,
-)
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of, finds_hosts_by_variables
 from sagemaker_lightning.compat.model_parallel import reshard
-from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import checkpoint_home, rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
-from sagemaker_lightning.contract.shutdown import Stop, status, stops_training
-from sagemaker_lightning.data.seeded_indices import draws_undone, unseeded
+from sagemaker_lightning.contract.shutdown import Stop, status
+from sagemaker_lightning.data.seeded_indices import draws_undone
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import arguments, first_draws, memory_copies, moments
+from sagemaker_lightning.resume import (
+    arguments,
+    first_draws,
+    logs,
+    memory_copies,
+    moments,
+    strategies,
+)
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 from sagemaker_lightning.resume.failed_fit import FailedFit
-from sagemaker_lightning.resume.files import (
-    best_model,
-    checkpoint_file,
-    first_start,
-    folder_lock,
-)
+from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.files.entries import ResumeResult
 from sagemaker_lightning.resume.files.first_start import FirstStart
@@ -77,12 +61,11 @@ from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
 from sagemaker_lightning.resume.parts.roots import names_in_code
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.process_changes import process_changes, unoptimized_scripts
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.stopping import Intervals
-from sagemaker_lightning.state.graph.kinds import draws
-from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.state import NOTHING_TRAINED
 
 
@@ -161,24 +144,11 @@ class ExactResume(EarlyCallback):
         environment: SageMakerEnvironment | None = None,
         stop: Stop | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self"}
         self.settings = dict(settings) if isinstance(settings, Mapping) else {}
-        self.arguments: dict[str, Any] = {
-            "dirpath": dirpath,
-            "seed": seed,
-            "every_n_minutes": every_n_minutes,
-            "every_n_steps": every_n_steps,
-            "keep": keep,
-            "exact": exact,
-            "other_settings": other_settings,
-            "strict": strict,
-            "lr_scaling": lr_scaling,
-            "settings": self.settings,
-            "parts": parts,
-            "saves": saves,
-            "environment": environment,
-            "stop": stop,
-        }
-        arguments.check(self.arguments | {"settings": settings}, self._name)
+        self.arguments: dict[str, Any] = given | {"settings": self.settings}
+        """The arguments by name, to make a callback as this one."""
+        arguments.check(given, self._name)
         self.parts = Parts(parts)
         self.environment = environment or SageMakerEnvironment.read()
         self.home = self.environment.checkpoint_home(Path(dirpath))
@@ -294,11 +264,7 @@ class ExactResume(EarlyCallback):
             self.saves = False
         self.changed.close()
         if self.arguments["exact"]:
-            self.changed.enter_context(entropy_replaced(unseeded.bits))
-            self.changed.enter_context(draws.watching())
-            self.changed.enter_context(torch_compile.compile_each_shape())
-            self.changed.enter_context(calling_hooks_directly())
-            self.changed.enter_context(leaving_signals(stops_training))
+            self.changed.enter_context(process_changes())
         trains = trainer.state.fn == TrainerFn.FITTING
         if trains:
             self._join_callbacks(trainer)
@@ -311,11 +277,12 @@ class ExactResume(EarlyCallback):
             self._choose_folder(trainer)
             self.trainer = trainer
             self._forget_run()
-            self._settle_mesh(trainer)
             if self.arguments["exact"]:
+                strategies.settle_mesh(trainer)
                 # It often draws only where its files are missing, and on one rank of a host alone.
                 prepare_data_within(trainer, draws_undone)
-        self._continue_logs(trainer, trains)
+        folder = self.folder if self.saves else None
+        self.start_before = logs.prepare(trainer, folder, trains, self.fit == 1)
 
     def _choose_folder(self, trainer: Trainer) -> None:
         """Give the training a folder: another training of one trainer has another one."""
@@ -325,25 +292,6 @@ class ExactResume(EarlyCallback):
         if path != before.path:
             self.folder = self._folder_of(path)
             self.trained = NOTHING_TRAINED  # the checkpoints of the one before have that
-
-    def _settle_mesh(self, trainer: Trainer) -> None:
-        """Say, before the ranks connect, what a strategy for sharded models will refuse or assume.
-
-        Raises:
-            UserError: The model shards nothing, or the mesh does not have as many ranks.
-        """
-        strategy = trainer.strategy
-        if not self.arguments["exact"] or not isinstance(strategy, ModelParallelStrategy):
-            return
-        if not is_overridden("configure_model", trainer.lightning_module):
-            raise UserError(
-                f"{class_name(type(trainer.lightning_module))}: found no configure_model(), "
-                f"expected one that shards the model, as {type(strategy).__name__} needs it: "
-                'fully_shard(self.network, mesh=self.device_mesh["data_parallel"])'
-            )
-        line = model_parallel.settle_sizes(strategy, trainer.num_devices * trainer.num_nodes)
-        if line and trainer.is_global_zero:
-            log.info(line)
 
     def _join_callbacks(self, trainer: Trainer) -> None:
         """Put our callbacks into the trainer's.
@@ -380,24 +328,6 @@ class ExactResume(EarlyCallback):
             *others[end:],
         ]
 
-    def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
-        if self.saves:
-            states, _ = self.folder.newest_loggers()
-            lightning_loggers.forget_unused_versions(trainer)
-            loggers.prepare_files(trainer.loggers, states, self.folder.path, trains)
-            if self.folder.with_copies():
-                loggers.write_config_again(trainer)
-            elif trains and self.fit == 1:
-                self.start_before = first_start.read(self.folder.path)
-                if self.start_before:
-                    loggers.write_config_again(trainer)
-                elif trainer.is_global_zero:
-                    # Their folders are made before any callback's hook.
-                    chosen = loggers.chosen(trainer.loggers)
-                    first_start.write(self.folder.path, FirstStart(chosen, None))
-        else:
-            loggers.prepare_files(trainer.loggers, (), None, trains)
-
     def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
         """Return the settings that identify the run, by name."""
         settings = run_settings.trainer_settings(trainer)
@@ -425,13 +355,7 @@ class ExactResume(EarlyCallback):
             return
         self.container_restarts.ranks_are_there(trainer)
         strategy = trainer.strategy
-        # A strategy that loads checkpoints after its setup has states of its own kind, such as
-        # DeepSpeed's, which is a DDPStrategy, too.
-        supported = isinstance(strategy, ModelParallelStrategy) or (
-            isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
-            and not copies_this_process(strategy)
-            and not strategy.restore_checkpoint_after_setup
-        )
+        supported = strategies.is_supported(strategy)
         self.exact = self.arguments["exact"] and (supported or self.saves)
         best_model.keep_retired(trainer, self.saves)
         if not self.exact:
@@ -443,11 +367,9 @@ class ExactResume(EarlyCallback):
                 )
             return
         if not supported:
-            raise self._unsupported(strategy)
-        if isinstance(strategy, ModelParallelStrategy):
-            host = self.environment.host_name(trainer.num_nodes, trainer.node_rank)
-            model_parallel.compare_sizes(strategy, host)
-            model_parallel.make_resumable(strategy)
+            raise strategies.unsupported(strategy, "--trainer.strategy" in self.settings)
+        host = self.environment.host_name(trainer.num_nodes, trainer.node_rank)
+        strategies.prepare(strategy, host)
         self.parts.refuse_saved(trainer)
         if self.saves and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
@@ -479,10 +401,7 @@ class ExactResume(EarlyCallback):
             ),
         )
         self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())
-        if any(isinstance(each, torch.jit.ScriptModule) for each in pl_module.modules()):
-            # It is optimized by what its first runs were like: a resumed run has first runs again.
-            unoptimized = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # public
-            self.changed.enter_context(unoptimized)
+        self.changed.enter_context(unoptimized_scripts(pl_module))
         moments.install(trainer, self.run)
         if type(strategy.checkpoint_io) is TorchCheckpointIO:
             # The command line reads its models without running code. In a program of the user's
@@ -495,19 +414,6 @@ class ExactResume(EarlyCallback):
         folders = checkpoint_home.folders_after(self.home.folder, self.fit)
         later = map(self._folder_of, folders)
         return next((each for each in later if each.with_copies()), None)
-
-    def _unsupported(self, strategy: Any) -> UserError:
-        """Return the error for a strategy whose runs cannot be resumed."""
-        name = type(strategy).__name__
-        copies = copies_this_process(strategy)
-        sharded = "" if copies else SHARDED
-        if "--trainer.strategy" in self.settings:
-            return unsupported_flag(name, sharded)
-        return UserError(
-            f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
-            " whose runs cannot be resumed; expected one device, or ddp and its variants in a "
-            f"program of its own{sharded}"
-        )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
@@ -642,26 +548,6 @@ class ExactResume(EarlyCallback):
             self.run.ends()
         best_model.remove_outdated(trainer, keep=0)
         self.signals.leave_done()
-
-
-SHARDED = (
-    "; for a model that does not fit one device, use ModelParallelStrategy, which is FSDP2, and "
-    "call fully_shard() in configure_model()"
-)
-"""What to do with a model for which somebody has chosen a strategy such as FSDP1."""
-
-
-def unsupported_flag(name: str, sharded: str = SHARDED) -> UserError:
-    """Return the error for --trainer.strategy with a strategy whose runs cannot be resumed.
-
-    Args:
-        name: What was found.
-        sharded: What to do with a large model, if that may be why it was chosen.
-    """
-    return UserError(
-        f"--trainer.strategy: found {name}, whose runs cannot be resumed; expected ddp and its "
-        f"variants, or --resume.exact=false: it trains and saves as Lightning does{sharded}"
-    )
 
 
 def _unpickle(class_: type[ExactResume], arguments: dict[str, Any]) -> ExactResume:

@@ -11,7 +11,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from sagemaker_lightning.callbacks import divergence, loggers
+from sagemaker_lightning.callbacks import divergence
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
 from sagemaker_lightning.compat.lightning_trainer import (
     callbacks_of,
@@ -26,7 +26,7 @@ from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import loading, memory_copies, sharded_weights
+from sagemaker_lightning.resume import loading, logs, memory_copies, sharded_weights
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -575,30 +575,11 @@ class Run:
         # A checkpoint of a later training of this program is of other data and other limits.
         self.check.check_restored({} if self.part(Limits).exceeded else self._differing())
         if not self.resumed:
-            self._begin_logs()
+            notes = self.options.saves and self.options.fit == 1
+            logs.begin(self.trainer, self.folder if notes else None, start)
         # What is still to be logged comes after the checkpoint.
         self.restore(Moment.COMPARED)
         self.part(UserObjects).graph.end_start()
-
-    def _begin_logs(self) -> None:
-        """Begin the files of the loggers, or write those of the start before again."""
-        trainer, start = self.trainer, self.options.start_before
-        if not start:
-            loggers.begin_files(trainer.loggers if trainer.is_global_zero else ())
-        elif trainer.local_rank == 0:
-            before = -1  # all steps were logged after it
-            loggers.continue_files(trainer.loggers, start.loggers, before, trainer.is_global_zero)
-        if not self.options.saves or not trainer.is_global_zero or self.options.fit > 1:
-            return
-        if start:
-            log.info(
-                "this run starts from the beginning: the start before it was interrupted before "
-                "its first checkpoint, and its logs and models are written again"
-            )
-        if not start or start.model_files is None:
-            names = user_checkpoints.file_names(trainer)
-            first = first_start.FirstStart(loggers.states(trainer.loggers), names)
-            first_start.write(self.folder.path, first)
 
     def _digests(
         self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
