@@ -48,14 +48,13 @@ from sagemaker_lightning.resume.live_draws import LiveDraws
 from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
-from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity, Structure
+from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_within
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.optimizers import Optimizers, Schedulers
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
-from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.parts.weights import Weights
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -539,10 +538,7 @@ class Run:
     def _had_validation_data(self) -> bool:
         """Return whether the interrupted run had made its validation data, which are compared."""
         compared = self.resumed.digests.get(DataIdentity.key, ()) if self.resumed else ()
-        return any(
-            name.startswith(tuple(f"{prefix}{VALIDATION}" for prefix in PREFIXES))
-            for name in compared
-        )
+        return any(map(self.part(DataIdentity).is_of_validation, compared))
 
     @object_graph.at_one_moment()
     def mark_start(self) -> None:
@@ -598,7 +594,7 @@ class Run:
 
     @object_graph.at_one_moment()
     def _differing(self) -> dict[str, str]:
-        """Return the names of saved values that are missing or different in this run.
+        """Return what saved values are missing or different in this run, as messages name them.
 
         With each comes why it may be another one; "" if that is not known.
         """
@@ -612,7 +608,7 @@ class Run:
         }
         now = self._digests(of_rank | of_lightning, of_rank)
         return {
-            name: part.why(name)
+            part.shown(name): part.why(name)
             for part in self.parts
             for name in part.differing(self.resumed.digests[part.key], now.get(part.key, {}))
         }

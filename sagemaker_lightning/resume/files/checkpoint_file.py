@@ -37,7 +37,7 @@ ENTRIES_KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
 BEFORE_HOOKS = f"{ENTRIES_KEY}_before_hooks"
 """What `on_save_checkpoint` has replaced in the checkpoint, by key."""
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 """The version of the format: of the footer, and of what the entries of this package mean.
 
 Raise it with each change after which an older checkpoint would be read wrongly, such as another

@@ -18,7 +18,7 @@ from sagemaker_lightning.compat.lightning_trainer import (
     epochs_of_data,
 )
 from sagemaker_lightning.data.seeded_indices import seed_all
-from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
+from sagemaker_lightning.resume.parts.data_identity import DataIdentity
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Part, refusing
@@ -209,7 +209,7 @@ class DataEpoch(Part):
             generators.update(new["generators"])
         for part in (UserObjects, Generators, TrainerSettings):
             resumed.forget_digests(part, outdated.__contains__)
-        resumed.forget_digests(DataIdentity, lambda name: name.startswith(PREFIXES))
+        resumed.forget_digests(DataIdentity, lambda name: True)
         self.run.part(LoaderPositions).discard()
 
     def state_of_objects(self, is_restored: bool = False) -> dict[str, Any]:

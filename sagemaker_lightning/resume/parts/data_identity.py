@@ -32,9 +32,10 @@ CODE_ROOTS = "model", "callbacks.", "optimizers.", "schedulers."
 """How the paths begin of what the code makes itself."""
 LOADER_ATTRIBUTES = "batch_size", "drop_last", "sampler"
 """What decides a loader's batches."""
-NUMBERS = "the numbers in "
-PREFIXES = ("the length of ", NUMBERS, *(f"the {name} of " for name in LOADER_ATTRIBUTES))
-"""How the names of values begin that tell data from others; then comes the path."""
+LENGTH, NUMBERS = "length ", "numbers "
+"""How the names begin of what is compared of the data; then comes the path."""
+CLASS_AND_HOOKS, HOOKS = "class and hooks ", "hooks "
+"""The same, of the model's modules and of optimizers."""
 
 
 class DataIdentity(Part):
@@ -64,7 +65,7 @@ class DataIdentity(Part):
             if path.startswith(stages) and not isinstance(object_, IterableDataset)
         }
         lengths: dict[str, Any] = {
-            f"the length of {path}": sized_len(dataset)
+            f"{LENGTH}{path}": sized_len(dataset)
             for path, dataset in datasets.items()
             if isinstance(dataset, Dataset)
         }
@@ -108,6 +109,15 @@ class DataIdentity(Part):
             if name in now or not name.startswith(NUMBERS) or before[name] not in numbers
         ]
 
+    def shown(self, name: str) -> str:
+        """Return how a message names what is compared by a name."""
+        what, _, path = name.partition(" ")
+        return f"the numbers in {path}" if name.startswith(NUMBERS) else f"the {what} of {path}"
+
+    def is_of_validation(self, name: str) -> bool:
+        """Return whether what is compared by a name is of the validation's data."""
+        return name.partition(" ")[2].startswith(VALIDATION)
+
     def _batches(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Return what decides the batches of the DataLoaders of some stages, by name."""
         loaders = {
@@ -115,7 +125,7 @@ class DataIdentity(Part):
             VALIDATION: flattened(self.trainer.val_dataloaders),
         }
         return {
-            f"the {name} of {stage}{number}": (
+            f"{name} {stage}{number}": (
                 type(value).__qualname__ if name == "sampler" else str(value)
             )
             for stage in stages
@@ -208,10 +218,10 @@ class Structure(Part):
         }
         return {
             # A lazy module gets its final class with the first batch.
-            f"the class or the hooks of {name}": f"{class_.removeprefix('Lazy')} {len(hooks[name])}"
+            f"{CLASS_AND_HOOKS}{name}": f"{class_.removeprefix('Lazy')} {len(hooks[name])}"
             for name, class_ in classes.items()
         } | {
-            f"the hooks of {name}": str(len(of_optimizer))
+            f"{HOOKS}{name}": str(len(of_optimizer))
             for name, of_optimizer in hooks.items()
             if name not in classes
         }
@@ -219,6 +229,12 @@ class Structure(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each class and number."""
         return dict(saved)
+
+    def shown(self, name: str) -> str:
+        """Return how a message names what is compared by a name."""
+        if name.startswith(CLASS_AND_HOOKS):
+            return f"the class or the hooks of {name.removeprefix(CLASS_AND_HOOKS)}"
+        return f"the hooks of {name.removeprefix(HOOKS)}"
 
 
 def _own_hooks(hooks: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

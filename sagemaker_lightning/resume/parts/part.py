@@ -110,6 +110,10 @@ class Part:
         """
         return {}
 
+    def shown(self, name: str) -> str:
+        """Return how a message names what is compared by a name."""
+        return name
+
     def why(self, name: str) -> str:
         """Return why what is compared by a name may be another one; "" if that is not known."""
         return self.why_differs

@@ -54,9 +54,9 @@ def test_validation_data_are_made_for_the_comparison_if_there_were_some():
     assert not run_of(in_epoch_5())._had_validation_data()
     run = resumed(run_of(in_epoch_5()))
     for name, had in (
-        ("the length of train.0", False),
+        ("length train.0", False),
         ("val.0", False),
-        ("the length of val.0.dataset", True),
+        ("length val.0.dataset", True),
     ):
         run.resumed.digests.setdefault("data_identity", {})[name] = 1
         assert run._had_validation_data() is had
