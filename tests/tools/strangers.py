@@ -55,6 +55,8 @@ sagemaker_lightning.ExactResume = ExactResume
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+OF_OURS = re.compile(r"step-\d+.*\.(ckpt.*|shard)|.*\.sagemaker-\w+|restarts.*")
+"""The names of files that ExactResume makes."""
 
 
 class Program(rounds.Job):
@@ -83,7 +85,7 @@ class Program(rounds.Job):
             and not path.is_symlink()
             and rounds.is_of_user(path.relative_to(self.folder).parts[0])
             and "tfevents" not in path.name
-            and not re.fullmatch(r"step-\d+\.ckpt.*|.*\.sagemaker-\w+|restarts.*", path.name)
+            and not OF_OURS.fullmatch(path.name)
         }
         return (real_projects.result(self.folder) or {}) | {f"file {name}": "" for name in own}
 
