@@ -93,6 +93,19 @@ def outcome(known: Known) -> Outcome:
     return Outcome.FAILED if known.failed else Outcome.SUCCESS
 
 
+class Evidence(NamedTuple):
+    """What is found at the end of a job's program, of its ranks and of the other hosts."""
+
+    known: Known
+    """What decides how the job has ended."""
+    number: int | None
+    """The signal that asked it, or a rank, to stop; None if none did."""
+    reason: StopReason | None
+    """The reason to end that a rank or another host has given; None without one."""
+    unfinished: "Unfinished | HiddenFailure | None"
+    """The error to raise if it ended within its training with exit status 0."""
+
+
 def judge(
     name: str,
     end: ProgramEnd,
@@ -117,13 +130,59 @@ def judge(
             as SDK 3's is, and may hide how that has ended; else None.
     """
     watchdog.program_ended()
-    ended_by_us = supervisor.grace is not None
-    ended_by_us_first = ended_by_us and not supervisor.stop_came_first
-    if ended_by_us_first:
+    if _ended_by_us_first(supervisor):
         log.info(f"{name}: was ended because a rank or another host failed")
     else:
         log.info(f"{name}: {described(end.status, end.stop_signal)}")
     failed = ProgramFailed(name, end, _ended_ranks(supervisor, watchdog))
+    missing = "" if end.status else missing_model()
+    lacks_model = bool(missing and needs_model)
+    found = _evidence(failed, end, supervisor, watchdog, script_failure, lacks_model)
+    result = outcome(found.known)
+    if result is Outcome.STOPPED:
+        how = described(end.status, end.stop_signal)
+        if end.stop_signal and supervisor.has_killed:
+            how += ": that signal alone did not end it"
+        raise Interrupted(str(found.unfinished or missing or f"{name} {how}"), found.number)
+    if result is Outcome.FAILED:
+        raise failed
+    if found.unfinished and result is Outcome.UNFINISHED:
+        raise found.unfinished
+    if result is Outcome.NO_MODEL:
+        raise NoModel(missing)
+    if found.reason and result is not Outcome.SUCCESS:
+        is_stop = result is Outcome.STOPPED_ELSEWHERE
+        raise error_for(found.reason, end.stop_signal if is_stop else None)
+    if missing:
+        log.warning(missing)
+    if reason := watchdog.wait_until_all_are_done():
+        raise error_for(reason)
+
+
+def _ended_by_us_first(supervisor: Supervisor) -> bool:
+    """Return whether this process ended the program before a stop was requested."""
+    return supervisor.grace is not None and not supervisor.stop_came_first
+
+
+def _evidence(
+    failed: "ProgramFailed",
+    end: ProgramEnd,
+    supervisor: Supervisor,
+    watchdog: Watchdog,
+    script_failure: Path | None,
+    lacks_model: bool,
+) -> Evidence:
+    """Return what is known of a program's end; wait for the reason that another host may give.
+
+    Args:
+        failed: What the program's own output says, if it failed.
+        end: See `judge`.
+        supervisor: See `judge`.
+        watchdog: See `judge`.
+        script_failure: See `judge`.
+        lacks_model: Whether it did not fail, and has not written the model that it has to write.
+    """
+    ended_by_us = supervisor.grace is not None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     lost_a_peer = failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
     # The signal by which something other than this process has asked the program, or one of its
@@ -145,10 +204,9 @@ def judge(
         unfinished = _hidden_failure(script_failure, watchdog)
     if unfinished and end.status and reason and reason.is_local:
         reason = None  # it says no more than that
-    missing = "" if end.status else missing_model()
     known = Known(
         failed=bool(end.status),
-        asked=bool(number) and not ended_by_us_first,
+        asked=bool(number) and not _ended_by_us_first(supervisor),
         ended_by_us=ended_by_us,
         unexplained=unexplained,
         reason=bool(reason),
@@ -156,26 +214,9 @@ def judge(
         reason_is_request=bool(reason and reason.is_request),
         killed=bool(failed.killed),
         is_unfinished=bool(unfinished),
-        lacks_model=bool(missing and needs_model),
+        lacks_model=lacks_model,
     )
-    result = outcome(known)
-    if result is Outcome.STOPPED:
-        how = described(end.status, end.stop_signal)
-        if end.stop_signal and supervisor.has_killed:
-            how += ": that signal alone did not end it"
-        raise Interrupted(str(unfinished or missing or f"{name} {how}"), number)
-    if result is Outcome.FAILED:
-        raise failed
-    if unfinished and result is Outcome.UNFINISHED:
-        raise unfinished
-    if result is Outcome.NO_MODEL:
-        raise NoModel(missing)
-    if reason and result is not Outcome.SUCCESS:
-        raise error_for(reason, end.stop_signal if result is Outcome.STOPPED_ELSEWHERE else None)
-    if missing:
-        log.warning(missing)
-    if reason := watchdog.wait_until_all_are_done():
-        raise error_for(reason)
+    return Evidence(known, number, reason, unfinished)
 
 
 def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, int]]:
