@@ -3,7 +3,7 @@
 import functools
 import types
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -62,41 +62,87 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         "model": trainer.lightning_module,
         "datamodule": data_module_of(trainer),
     }
-    objects |= parts_of(trainer).marks()
-    objects |= (owners := start_hooks.objects_of_hooks(trainer))
-    # Those of Lightning's own callbacks, too, whose other attributes are Lightning's matter.
-    objects |= {
+    for find in FINDERS:
+        objects |= find(trainer)
+    # Loaders that save themselves, but not what their code has.
+    saving = {name: each for name, each in _loaders(trainer) if has_state(each)}
+    return objects | module_variables.held_variables(_mentioned(trainer, objects | saving))
+
+
+def _given_parts(trainer: Trainer) -> dict[str, Any]:
+    """Return marks of the objects that ExactResume was given as parts."""
+    return parts_of(trainer).marks()
+
+
+def _of_callbacks(trainer: Trainer) -> dict[str, Any]:
+    """Return the callbacks, and metrics of Lightning's own, whose other attributes are its own."""
+    owners = start_hooks.objects_of_hooks(trainer)
+    return owners | {
         f"{name}.{attribute}": value
         for name, owner in owners.items()
         if name.startswith(start_hooks.CALLBACKS)
         for attribute, value in object_graph.namespace(owner).items()
         if object_graph.is_of(type(value), Metric)
     }
-    # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
-    # of the user's, and what a user has added.
-    objects |= {
+
+
+def _of_optimizers(trainer: Trainer) -> dict[str, Any]:
+    """Return the optimizers, or what a user has added to them.
+
+    state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class of
+    the user's, and what a user has added.
+    """
+    return {
         f"optimizers.{position}": (
             added_to(optimizer) if object_graph.is_library_class(type(optimizer)) else optimizer
         )
         for position, optimizer in enumerate(trainer.optimizers)
     }
+
+
+def _of_plugins(trainer: Trainer) -> dict[str, Any]:
+    """Return what a user's own strategy and plugins have, beside what Lightning gives them."""
     plugins = {
         "strategy": trainer.strategy,
         "precision": getattr(trainer.strategy, "precision_plugin", None),
         "checkpoint_io": getattr(trainer.strategy, "checkpoint_io", None),
         "profiler": getattr(trainer, "profiler", None),
     }
-    objects |= {
+    return {
         name: added_to(plugin)
         for name, plugin in plugins.items()
         if not object_graph.is_library_class(type(plugin))
     }
-    # Those that keep what they log in memory; libraries' loggers write files.
-    objects |= {
+
+
+def _of_loggers(trainer: Trainer) -> dict[str, Any]:
+    """Return loggers that keep what they log in memory; those of libraries write files."""
+    return {
         f"loggers.{position} {type(object_).__name__}": object_
         for position, object_ in enumerate(trainer.loggers)
         if not object_graph.is_library_class(type(object_))
     }
+
+
+def _of_schedulers(trainer: Trainer) -> dict[str, Any]:
+    """Return schedulers of a user's own, and the functions by which they compute.
+
+    state_dict() of a class of the user's may lack some of its attributes.
+    """
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return {
+        f"schedulers.{position}": scheduler
+        for position, scheduler in enumerate(schedulers)
+        if not object_graph.is_library_class(type(scheduler))
+    } | {
+        f"schedulers.{position}.{name}": value
+        for position, scheduler in enumerate(schedulers)
+        for name, value in functions_of(scheduler).items()
+    }
+
+
+def _of_module_hooks(trainer: Trainer) -> dict[str, Any]:
+    """Return the user's hooks of modules and optimizers."""
     found = hooks_by_module(trainer.lightning_module) if trainer.lightning_module else {}
     hooked = [(f"model.{name}", hooks) for name, hooks in found.items()]
     hooked += [
@@ -104,53 +150,56 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for position, optimizer in enumerate(trainer.optimizers)
     ]
     hooked.append(("all modules", hooks_of_all_modules()))
-    # state_dict() of a class of the user's may lack some of its attributes.
-    objects |= {
-        f"schedulers.{position}": config.scheduler
-        for position, config in enumerate(trainer.lr_scheduler_configs)
-        if not object_graph.is_library_class(type(config.scheduler))
-    }
-    objects |= {
-        f"schedulers.{position}.{name}": value
-        for position, config in enumerate(trainer.lr_scheduler_configs)
-        for name, value in functions_of(config.scheduler).items()
-    }
-    objects |= {
+    return {
         f"hooks.{name}.{position}": hook
         for name, hooks_of_owner in hooked
         for position, hook in enumerate(hooks_of_owner)
         if module_variables.is_own(hook)
     }
-    if averager := averager_variables(trainer.strategy):
-        objects["strategy.averager"] = averager
+
+
+def _of_communication(trainer: Trainer) -> dict[str, Any]:
+    """Return how ranks average their models, and DDP's hooks with what they keep."""
+    averager = averager_variables(trainer.strategy)
+    objects: dict[str, Any] = {"strategy.averager": averager} if averager else {}
     of_strategy = communication_hooks(getattr(trainer.strategy, "model", None))
     for position, (hook, state) in enumerate(of_strategy):
         objects |= {f"hooks.ddp.{position}": hook} if module_variables.is_own(hook) else {}
         if not isinstance(state, (ProcessGroup, type(None))):
             objects[f"hooks.ddp.{position}.state"] = state
-    saving: dict[str, Any] = {}  # loaders that save themselves, but not what their code has
-    for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
+    return objects
+
+
+def _loaders(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """Yield the loaders of training and validation, each with its name."""
+    stages = (TRAINING, trainer.train_dataloader), (VALIDATION, trainer.val_dataloaders)
+    for stage, loaders in stages:
         for number, loader in enumerate(flattened(loaders)):
-            if has_state(loader):
-                saving[f"{stage}.{number}"] = loader
-                beside = members_beside(loader)
-                if stage == "val":  # nobody asks for its state
-                    nodes = {} if isinstance(loader, DataLoader) else users_members(loader)
-                    beside = data_of(loader, True) | dict(nodes)
-                objects |= {f"{stage}.{number}.{name}": each for name, each in beside.items()}
-            else:
-                parts = {name: getattr(loader, name, None) for name in PARTS}
-                if isinstance(loader, DataLoader):
-                    parts[LOADER] = added_to(loader, but=("collate_fn",))
-                elif not object_graph.is_library_class(type(loader)):
-                    parts[LOADER] = loader
-                objects |= {
-                    f"{stage}.{number}.{name}": part
-                    for name, part in parts.items()
-                    if name not in SAMPLERS or not has_state(part)
-                }
-    objects |= _additions(trainer)
-    return objects | module_variables.held_variables(_mentioned(trainer, objects | saving))
+            yield f"{stage}{number}", loader
+
+
+def _of_loaders(trainer: Trainer) -> dict[str, Any]:
+    """Return the loaders' parts; of those that save themselves, what they do not save."""
+    objects: dict[str, Any] = {}
+    for name, loader in _loaders(trainer):
+        if has_state(loader):
+            parts = members_beside(loader)
+            if name.startswith(VALIDATION):  # nobody asks for its state
+                nodes = {} if isinstance(loader, DataLoader) else users_members(loader)
+                parts = data_of(loader, True) | dict(nodes)
+        else:
+            found = {part: getattr(loader, part, None) for part in PARTS}
+            parts = {
+                part: each
+                for part, each in found.items()
+                if part not in SAMPLERS or not has_state(each)
+            }
+            if isinstance(loader, DataLoader):
+                parts[LOADER] = added_to(loader, but=("collate_fn",))
+            elif not object_graph.is_library_class(type(loader)):
+                parts[LOADER] = loader
+        objects |= {f"{name}.{part}": each for part, each in parts.items()}
+    return objects
 
 
 _newest: tuple[tuple[Any, ...], list[Any], module_variables.Mentioned] | None = None
@@ -269,6 +318,21 @@ def _additions(trainer: Trainer) -> dict[str, Any]:
         f"buffers.{name}": added_to(each) for name, each in named_buffers(model) if vars(each)
     }
     return objects
+
+
+FINDERS = (
+    _given_parts,
+    _of_callbacks,
+    _of_optimizers,
+    _of_plugins,
+    _of_loggers,
+    _of_schedulers,
+    _of_module_hooks,
+    _of_communication,
+    _of_loaders,
+    _additions,
+)
+"""What finds the objects; of two names of one object, a checkpoint has that found first."""
 
 
 def objects_of_module(trainer: Trainer) -> dict[str, Any]:
