@@ -160,17 +160,20 @@ def _restart(
     `error` then has an attribute that says how often the program was started again.
     """
     own = job_end.fault_of(error, watchdog)
+    told_at = time.monotonic()
     watchdog.tell_fault(own)
     faults: dict[str, Fault | None] = {here.current_host: own}
     if restarts.most and own.kind not in LAST_KINDS:
         faults |= watchdog.wait_for_faults(deadlines.faults_are_told(here.peer_timeout))
-    faults = dict(sorted(faults.items()))
     now = time.monotonic()
+    faults[here.current_host] = own.aged(now - told_at)
+    faults = dict(sorted(faults.items()))
     why_not = restarts.why_not(faults, now)
     if not why_not:
         known = {host: fault for host, fault in faults.items() if fault}
         step = step_reached(known.values())
-        return ContainerRestart(_why_and_where(known), step, watchdog.trouble_at or now)
+        came_at = now - max(fault.seconds_ago for fault in known.values())
+        return ContainerRestart(_why_and_where(known), step, came_at)
     if own.kind is not FaultKind.STOP:
         error.restarts = restarts.summary(why_not)  # type: ignore[attr-defined]  # of any class
     return None

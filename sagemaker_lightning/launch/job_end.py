@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -305,7 +306,11 @@ def fault_of(error: BaseException, watchdog: Watchdog) -> Fault:
     ranks = list(rank_progress.read(watchdog.path))
     step = max((rank.step for rank in ranks if rank.first_step_at), default=None)
     began_with = max((rank.began_with for rank in ranks), default=None)
-    return Fault(line_of(error), _kind(error, watchdog), step, began_with)
+    now = time.monotonic()
+    came_at = [rank.moved_at for rank in ranks if rank.has_failed]
+    came_at += [watchdog.trouble_at] if watchdog.trouble_at else []
+    seconds_ago = now - min(came_at, default=now)
+    return Fault(line_of(error), _kind(error, watchdog), step, began_with, seconds_ago)
 
 
 def _kind(error: BaseException, watchdog: Watchdog) -> FaultKind:

@@ -128,4 +128,5 @@ def _alike(why: str) -> str:
         return LOST_PEER
     # What a program wrote last may be of the step before, or of another rank.
     known = re.split(f"{LAST_LINE}|{NO_LINE}", why)[0]
+    known = re.sub(r"^host [^\s:]+: ", "", known)  # a job of several hosts says where it came
     return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", known)

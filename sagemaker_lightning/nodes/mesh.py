@@ -64,6 +64,8 @@ class Peer:
     done: bool = False
     fault: Fault | None = None
     """How its program ended, once it has said so."""
+    fault_heard_at: float = 0.0
+    """When it has said so, in seconds of time.monotonic()."""
     is_gone: bool = False
     """Whether it was heard, and will not be heard any more."""
     problem: str = "nobody has called it yet"
@@ -79,7 +81,8 @@ class Peer:
         # A host that knows why the job ends is not lost when its connection ends.
         knows_the_end = message.failed is not None or message.stopped is not None
         self.done = self.done or message.done or knows_the_end
-        self.fault = message.fault or self.fault
+        if message.fault:
+            self.fault, self.fault_heard_at = message.fault, self.last_heard
 
     @property
     def has_said_all(self) -> bool:

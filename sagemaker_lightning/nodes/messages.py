@@ -6,7 +6,7 @@ printable and short, whoever has written them.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Self
 
@@ -33,9 +33,9 @@ class _Message:
     """What can be sent."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if type(text := getattr(self, field.name)) is str:  # a StrEnum stays one
-                object.__setattr__(self, field.name, _short(text))
+        for each in fields(self):
+            if type(text := getattr(self, each.name)) is str:  # a StrEnum stays one
+                object.__setattr__(self, each.name, _short(text))
 
     def line(self) -> bytes:
         """Return the message as it is sent."""
@@ -43,7 +43,7 @@ class _Message:
 
     def filled(self) -> dict[str, object]:
         """Return the fields that say something, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: value.filled() if isinstance(value, _Message) else value
             for name, value in values.items()
@@ -92,6 +92,10 @@ class Suspicion(_Message):
     doubt: Doubt = Doubt.NONE
 
 
+LONGEST_END_SECONDS = 86400.0
+"""Seconds, at most, that are believed to lie between a fault and the end of its program."""
+
+
 class FaultKind(StrEnum):
     """What has ended a program; of several, the first here is the likeliest cause of the others."""
 
@@ -116,12 +120,14 @@ class Fault(_Message):
         kind: What it is.
         step: The optimizer step that the host's ranks had reached; None if they had trained none.
         began_with: The optimizer step with which a training had begun; None if none had.
+        seconds_ago: How long ago it came, in seconds: hosts have no clock in common.
     """
 
     why: str
     kind: FaultKind
     step: int | None = None
     began_with: int | None = None
+    seconds_ago: float = field(default=0.0, compare=False)
 
     @classmethod
     def parse(cls, fields: object) -> Self | None:
@@ -133,7 +139,13 @@ class Fault(_Message):
             return None
         steps = (fields.get(name) for name in ("step", "began_with"))
         known = (step if type(step) is int else None for step in steps)
-        return cls(fields["why"], FaultKind(kind), *known)
+        ago = fields.get("seconds_ago")
+        is_known = type(ago) is float and 0 <= ago < LONGEST_END_SECONDS
+        return cls(fields["why"], FaultKind(kind), *known, seconds_ago=ago if is_known else 0.0)
+
+    def aged(self, seconds: float) -> Self:
+        """Return the fault as it is told of some seconds later."""
+        return replace(self, seconds_ago=self.seconds_ago + seconds)
 
 
 @dataclass(frozen=True)

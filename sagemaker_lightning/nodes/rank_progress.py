@@ -29,7 +29,7 @@ class RankProgress:
     first_step_at: float
     """When its first batch was done."""
     moved_at: float
-    """When it last began or ended a batch while it trained, or began or ended to train."""
+    """When it last began or ended a batch while it trained, or began, ended or failed to train."""
     longest_pause: float
     """The most seconds between two such moments so far."""
     ranks: int
@@ -103,6 +103,7 @@ class ProgressFile:
     def fail(self) -> None:
         """Note that an error has ended the training."""
         self.has_failed = True
+        self.moved_at = self.moved_at and time.monotonic_ns()
         self._write()
 
     def _write(self) -> None:

@@ -249,7 +249,8 @@ class Watchdog:
     def wait_for_faults(self, limit: float) -> dict[str, Fault | None]:
         """Wait until all other hosts have said how their programs ended; return it by host.
 
-        It is None for a host that is gone, or has said nothing within `limit` seconds.
+        It is None for a host that is gone, or has said nothing within `limit` seconds. A fault's
+        `seconds_ago` are those until now.
         """
         peers = self.mesh.others
 
@@ -259,7 +260,11 @@ class Watchdog:
 
         with suppress(TimeoutError):
             self._run_in_loop(asyncio.wait_for(poll(), limit))
-        return {name: peer.fault for name, peer in peers.items()}
+        now = time.monotonic()
+        return {
+            name: peer.fault and peer.fault.aged(now - peer.fault_heard_at)
+            for name, peer in peers.items()
+        }
 
     def _run_in_loop(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the watchdog's thread and wait for its end."""

@@ -112,6 +112,30 @@ def test_the_step_is_that_of_the_rank_that_came_furthest(tmp_path):
     assert steps() == (5, 4)
 
 
+def test_a_fault_came_when_a_rank_raised_and_not_when_its_program_had_ended(tmp_path):
+    watch = Watch(tmp_path / "ranks")
+    watch.trouble_at = 0.0
+    assert job_end.fault_of(ERROR, watch).seconds_ago == 0
+    progress = ProgressFile(watch.path)
+    progress.begin(4)
+    assert job_end.fault_of(ERROR, watch).seconds_ago == 0
+    progress.fail()
+    time.sleep(0.05)
+    assert job_end.fault_of(ERROR, watch).seconds_ago >= 0.05
+    watch.trouble_at = time.monotonic() - 5.0
+    assert job_end.fault_of(ERROR, watch).seconds_ago >= 5.0
+
+
+def test_the_seconds_of_a_restart_begin_with_the_first_hosts_fault(run, monkeypatch):
+    taken = []
+    monkeypatch.setattr(attempts, "note_progress", lambda restarts, _: taken.append(restarts.taken))
+    earlier = Fault("ValueError: x", FaultKind.ERROR, 9, seconds_ago=60.0)
+    began = time.monotonic()
+    run(OtherFailed(OTHER), None, others={"algo-2": earlier})
+    (restart,) = taken[0]
+    assert began - 61.0 < restart.at <= time.monotonic() - 60.0
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Callable:
     """A function that runs attempts with these ends, and returns what each was told."""

@@ -45,6 +45,11 @@ TABLE = {
         [taken("rank 2 (pid 1): CUDA error at 0x1", 7)],
         "it came back at the same step",
     ),
+    "the same, on a host of several": (
+        [Fault("x ended with exit status 1: ValueError: boom", FaultKind.ERROR, 7)],
+        [taken("host algo-2: x ended with exit status 1: ValueError: boom", 7)],
+        "it came back at the same step",
+    ),
     "the same, by another launcher": (
         [Fault("x: the rank with PID 99 was killed by SIGSEGV", FaultKind.DEATH, 7)],
         [taken("x: rank 1 was killed by SIGSEGV", 7)],

@@ -309,7 +309,7 @@ def test_hosts_tell_each_other_how_their_programs_ended(hosts):
     hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     hosts.meet()
     faults = {
-        "algo-1": Fault("host algo-1: boom", FaultKind.DEATH, 7),
+        "algo-1": Fault("host algo-1: boom", FaultKind.DEATH, 7, seconds_ago=50.0),
         "algo-2": Fault("host algo-1: boom", FaultKind.EFFECT),
     }
     for name, other in (ALL_HOSTS[:2], ALL_HOSTS[1::-1]):
@@ -317,6 +317,7 @@ def test_hosts_tell_each_other_how_their_programs_ended(hosts):
         assert hosts.up[other].wait_for_faults(HANG_SECONDS) == {name: faults[name]}
     told = hosts.up["algo-2"].wait_for_faults(HANG_SECONDS)["algo-1"]
     assert told.kind is FaultKind.DEATH  # no text that is equal to it
+    assert 50.0 <= told.seconds_ago < 50.0 + HANG_SECONDS
 
 
 @pytest.mark.parametrize("forks", [(True, True), (True, False)])
