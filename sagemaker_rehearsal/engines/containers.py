@@ -210,7 +210,8 @@ class Container:
         try:
             self.made.kill(signal=name)
         except (APIError, NotFound) as error:
-            if error.status_code not in (404, 409):
+            # The engine says 500 of a process that has ended, and that it has not waited for yet.
+            if error.status_code not in (404, 409) and "is zombie" not in str(error):
                 raise
 
     def first_process(self) -> int | None:
