@@ -65,7 +65,7 @@ BETWEEN_THE_LINES = {
     "make build TORCH=cpu": "test_builds.py::test_the_cpu_build_of_torch",
     "make lock-conda": "test_builds.py::test_what_conda_installed_is_locked",
     "EFA=1 make build": "test_builds.py::test_efa_is_a_build_argument",
-    "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
+    "make sbom": "test_workflows.py::test_the_lists_of_an_image_are_copied",
     "make audit": "test_locks.py::test_an_audit",
     "python -m sagemaker_lightning.doctor": (
         "test_doctor.py::test_the_program_on_a_machine_without_a_gpu"
