@@ -42,6 +42,15 @@ def test_a_workflow_takes_actions_by_their_commit(path):
     assert used and all(re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action) for action in used)
 
 
+def test_what_is_released_has_passed_the_checks():
+    """The wheel comes last, as no index takes a version back, and is the one that was tested."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert jobs["check"] == {"uses": "./.github/workflows/check.yml"}
+    assert jobs["image"]["needs"] == "check" and jobs["wheel"]["needs"] == ["check", "image"]
+    last_steps = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
+    assert last_steps == ["make publish"]
+
+
 def test_the_lists_of_an_image_are_copied(tmp_path):
     stand_in = tmp_path / "docker"
     stand_in.write_text("#!/bin/sh\necho $*\n")
