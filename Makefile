@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects strangers loaders lint format lock lock-conda docs wheel test-wheel publish sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects strangers loaders lint format lock lock-conda docs wheel test-wheel version-tag publish sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -28,7 +28,7 @@ test: $(VENV)/ready  ## run the tests, four side by side; those of the image nee
 test-thorough: $(VENV)/ready  ## each night: variants of the image, and claims of those tests by other clients and with more hosts
 	$(BIN)/python -m pytest -n 4 -m thorough $(FLAGS)
 
-test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
+test-fast: $(VENV)/ready  ## run the quick tests, which start no container and no process that imports torch: at each save
 	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)
 
 LIGHTNING ?= 2.5.2
@@ -46,8 +46,10 @@ compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with a
 	$(COMPAT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)
 
 NEXT := .venvs/next
+# PyTorch has its pre-releases on an index of its own. This environment alone takes a Lightning that is too new for others.
 compat-next:  ## run them with the newest pre-releases of Lightning and torch
-	PYTHON=$(PYTHON) scripts/make_env.sh $(NEXT) --prerelease=allow --upgrade pytorch-lightning torch torchvision
+	PYTHON=$(PYTHON) TORCH=test/cpu scripts/make_env.sh $(NEXT) --prerelease=allow --upgrade pytorch-lightning torch torchvision
+	echo 'import sagemaker_lightning.compat.versions as v; v.TOO_NEW_LIGHTNING = "1000"' >>"$$(echo $(NEXT)/lib/python*/site-packages/sagemaker-lightning.pth)"
 	$(NEXT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
@@ -56,7 +58,7 @@ soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders an
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no quick test finds: five minutes
 	$(BIN)/python tests/tools/mutants.py $(FLAGS)
 
-zoo: $(VENV)/ready  ## interrupt user code of 247 kinds at random moments (FLAGS="run --help" lists its flags)
+zoo: $(VENV)/ready  ## interrupt user code of many kinds at random moments (FLAGS="run --help" lists its flags)
 	$(BIN)/python -m tests.zoo $(FLAGS)
 
 projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")
@@ -74,7 +76,7 @@ $(TOOLS)/locked.txt: locks/tools.txt
 	scripts/install_locked.sh $(TOOLS)/bin/python install $<
 	cp $< $@
 
-lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the forge's workflows, and more of workflows and shell scripts where actionlint and shellcheck are installed
+lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types, shell scripts and the forge's workflows (by actionlint, too, where it is installed)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
@@ -82,10 +84,10 @@ lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the 
 	$(TOOLS)/bin/mypy --python-executable $(BIN)/python
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
-	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(TOOLS)/bin/zizmor --offline --quiet .github
-	if command -v actionlint >/dev/null; then actionlint; else echo "no actionlint here: workflows checked by their schemas and zizmor alone"; fi
-	if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck; else echo "no shellcheck here: shell scripts not checked"; fi
+	git ls-files '*.sh' .ci/run | xargs $(TOOLS)/bin/shellcheck
+	if command -v actionlint >/dev/null; then actionlint -shellcheck=$(TOOLS)/bin/shellcheck; else echo "no actionlint here: workflows checked by their schemas and zizmor alone"; fi
 
 format: $(VENV)/ready  ## put the code into its style
 	$(BIN)/ruff check --fix .
@@ -114,20 +116,22 @@ wheel: $(TOOLS)/locked.txt  ## build the wheel and the source archive in output/
 	rm -rf output/dist
 	$(TOOLS)/bin/uv build --quiet --out-dir output/dist
 
-test-wheel: $(VENV)/ready  ## install the wheel into an empty environment, and use it there
-	$(BIN)/python -m pytest -n 2 tests/integration/test_package.py $(FLAGS)
+test-wheel: wheel $(VENV)/ready  ## install that wheel into an empty environment, and use it there
+	WHEEL="$$(echo "$(CURDIR)"/output/dist/*.whl)" $(BIN)/python -m pytest -n 2 tests/integration/test_package.py $(FLAGS)
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' sagemaker_lightning/__init__.py)
-publish:  ## upload what `make wheel` has built to the package index; the commit must have the tag of its version
+version-tag:  ## check that this commit has the tag of its version: the image takes its version from the tag, the wheel from __version__
 	@git tag --points-at HEAD | grep -qx "v$(VERSION)" || { echo "error: found no tag v$(VERSION) on this commit; git tag v$(VERSION), or set __version__"; exit 1; }
-	scripts/uv.sh publish --trusted-publishing always output/dist/*
 
-WHOLE := .venvs/image
-$(WHOLE)/ready: $(LOCKED) locks/image.txt
-	PYTHON=$(PYTHON) LOCK=image scripts/make_env.sh $(WHOLE)
+PACKAGE_INDEX ?=
+publish: version-tag  ## upload what is in output/dist to PyPI, or to PACKAGE_INDEX, an index's address for uploads, with PACKAGE_INDEX_TOKEN
+	$(if $(PACKAGE_INDEX),UV_PUBLISH_TOKEN="$$PACKAGE_INDEX_TOKEN") scripts/uv.sh publish \
+		$(if $(PACKAGE_INDEX),--publish-url "$(PACKAGE_INDEX)",--trusted-publishing always) output/dist/*
 
-sbom: $(WHOLE)/ready $(TOOLS)/locked.txt  ## list the image's Python packages and their licences, as files in output/sbom
-	TOOLS=$(TOOLS) scripts/make_sbom.sh output/sbom $(WHOLE)/bin/python
+sbom:  ## copy the lists of IMAGE's Python packages and their licences to output/sbom
+	mkdir -p output/sbom
+	$(DOCKER) run --rm $(IMAGE) cat sbom/packages.cdx.json >output/sbom/packages.cdx.json
+	$(DOCKER) run --rm $(IMAGE) cat sbom/licenses.txt >output/sbom/licenses.txt
 
 audit: $(TOOLS)/locked.txt  ## look the locked packages up in a database of known vulnerabilities, which must be reachable
 	$(TOOLS)/bin/pip-audit --strict --no-deps --disable-pip --requirement locks/image.txt --requirement locks/bolts.txt $(FLAGS) || \

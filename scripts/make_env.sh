@@ -1,10 +1,10 @@
 #!/bin/bash
 # Makes a virtual environment with the packages of environment.yml, those of the tests, and the application: all as locked.
 #
-#   [PYTHON=python3.12] [LOCK=image] scripts/make_env.sh DIR [PACKAGE==VERSION ...]
+#   [PYTHON=python3.12] scripts/make_env.sh DIR [PACKAGE==VERSION ...]
 #
-# Python 3.11 or later; nothing else is needed. LOCK=image: without the packages of the tests. PACKAGEs, which no lock has,
-# are then installed in place of locked versions; lightning==VERSION in place of pytorch-lightning.
+# Python 3.11 or later; nothing else is needed. PACKAGEs, which no lock has, are then installed in place of locked versions;
+# lightning==VERSION in place of pytorch-lightning.
 set -euo pipefail
 
 home=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -29,7 +29,7 @@ CC=true LDSHARED=true locked install --no-cache --no-deps "$home/locks/toolkit.t
 site=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 rm -f "$site"/gethostname*.so
 echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls."""' >"$site/gethostname.py"
-locked sync "$home/locks/${LOCK:-tests}.txt" "$home/locks/bolts.txt"
+locked sync "$home/locks/tests.txt" "$home/locks/bolts.txt"
 "$home/scripts/install_bolts.sh" "$directory/bin/python"
 uv() { "$home/scripts/uv.sh" pip "$1" --python "$directory/bin/python" "${@:2}"; }
 if [[ $* == lightning==* ]]; then # alone: it asks for pytorch-lightning besides

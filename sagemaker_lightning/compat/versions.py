@@ -69,9 +69,9 @@ def unsupported(name: str, installed_version: str) -> str:
     if not installed_version or oldest <= _numbers(installed_version) < _numbers(TOO_NEW_LIGHTNING):
         return ""
     return (
-        f"requirements.txt: found {name} {installed_version}, expected {OLDEST_LIGHTNING} or later "
-        f"and below {TOO_NEW_LIGHTNING}; give {name}>={OLDEST_LIGHTNING},<{TOO_NEW_LIGHTNING} "
-        "there, or leave it out to have the image's own"
+        f"{name}: found {installed_version}, expected {OLDEST_LIGHTNING} or later and below "
+        f'{TOO_NEW_LIGHTNING}; pip install "{name}>={OLDEST_LIGHTNING},<{TOO_NEW_LIGHTNING}", or '
+        "leave it out of requirements.txt if the job runs in our image, which has one"
     )
 
 

@@ -65,8 +65,11 @@ BETWEEN_THE_LINES = {
     "make build TORCH=cpu": "test_builds.py::test_the_cpu_build_of_torch",
     "make lock-conda": "test_builds.py::test_what_conda_installed_is_locked",
     "EFA=1 make build": "test_builds.py::test_efa_is_a_build_argument",
-    "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
+    "make sbom": "test_workflows.py::test_the_lists_of_an_image_are_copied",
     "make audit": "test_locks.py::test_an_audit",
+    "make test-wheel": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
+    "make version-tag": "test_workflows.py::test_only_a_tagged_version_is_published",
+    "make publish": "test_workflows.py::test_only_a_tagged_version_is_published",
     "python -m sagemaker_lightning.doctor": (
         "test_doctor.py::test_the_program_on_a_machine_without_a_gpu"
     ),

@@ -82,7 +82,9 @@ def test_it_is_imported_without_any_package():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel that this checkout builds."""
+    """The wheel that this checkout builds; in `make test-wheel`, the one that it has built."""
+    if built := os.environ.get("WHEEL"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("wheel")
     copy_checkout(folder / "source")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]

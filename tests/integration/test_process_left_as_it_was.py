@@ -306,9 +306,9 @@ def test_who_loses_sigterm_is_known(handler: str, says: bool):
 
 
 def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
-    monkeypatch.setattr(versions, "version", lambda name: "3.0.0")
+    monkeypatch.setattr(versions, "version", lambda name: "1.9.5")
     monkeypatch.delitem(vars(sagemaker_lightning), "ExactResume")
-    with pytest.raises(UserError, match="found pytorch-lightning 3.0.0, expected 2.5.2 or later"):
+    with pytest.raises(UserError, match="pytorch-lightning: found 1.9.5, expected 2.5.2 or later"):
         sagemaker_lightning.ExactResume  # noqa: B018
 
 
@@ -339,9 +339,9 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
 EARLY = {
     "a variable": ("", {"SM_NUM_GPUS": "many"}, "error: SM_NUM_GPUS: found 'many', expected a"),
     "a version": (
-        "from sagemaker_lightning.compat import versions\nversions.version = lambda name: '3.0.0'",
+        "from sagemaker_lightning.compat import versions\nversions.version = lambda name: '1.9.5'",
         {},
-        "error: requirements.txt: found pytorch-lightning 3.0.0, expected 2.5.2 or later",
+        "error: pytorch-lightning: found 1.9.5, expected 2.5.2 or later",
     ),
 }
 

@@ -1,5 +1,6 @@
 """The forge's workflows call what a person can type, and take actions by their commit."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,15 +17,18 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 
 
 def steps(workflow: dict) -> list[tuple[dict, dict]]:
-    """Return the steps of all jobs, each with its job."""
-    return [(job, step) for job in workflow["jobs"].values() for step in job["steps"]]
+    """Return the steps of all jobs, each with its job.
+
+    A job that calls another workflow has none.
+    """
+    return [(job, step) for job in workflow["jobs"].values() for step in job.get("steps", ())]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_runs_targets_of_the_makefile(path):
     called = []
     for job, step in steps(yaml.safe_load(path.read_text())):
-        for words in re.findall(r"\bmake ([^&|;\n]*)", step.get("run", "")):
+        for words in re.findall(r"\bmake ([^&|;)\n]*)", step.get("run", "")):
             names = [word for word in words.split() if "=" not in word]
             if names == ['"$TARGET"']:
                 names = job["strategy"]["matrix"]["target"]
@@ -36,6 +40,28 @@ def test_a_workflow_runs_targets_of_the_makefile(path):
 def test_a_workflow_takes_actions_by_their_commit(path):
     used = [step["uses"] for _, step in steps(yaml.safe_load(path.read_text())) if "uses" in step]
     assert used and all(re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action) for action in used)
+
+
+def test_what_is_released_has_passed_the_checks():
+    """The wheel comes last, as no index takes a version back, and is the one that was tested."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert jobs["check"] == {"uses": "./.github/workflows/check.yml"}
+    assert jobs["image"]["needs"] == "check" and jobs["wheel"]["needs"] == ["check", "image"]
+    last_steps = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
+    assert last_steps == ["make publish"]
+
+
+def test_the_lists_of_an_image_are_copied(tmp_path):
+    stand_in = tmp_path / "docker"
+    stand_in.write_text("#!/bin/sh\necho $*\n")
+    stand_in.chmod(0o755)
+    shutil.copy2(ROOT / "Makefile", tmp_path)
+    subprocess.run(
+        ["make", "--silent", "sbom", "IMAGE=x", f"DOCKER={stand_in}"], cwd=tmp_path, check=True
+    )
+    for name in ("packages.cdx.json", "licenses.txt"):
+        copied = (tmp_path / "output/sbom" / name).read_text()
+        assert copied == f"run --rm x cat sbom/{name}\n"
 
 
 def test_supported_versions_of_python_are_checked():
@@ -60,11 +86,16 @@ def test_only_a_tagged_version_is_published(tmp_path):
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.com"]
     subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tmp_path, check=True)
-    (tmp_path / "scripts/uv.sh").write_text("#!/bin/bash\necho uploads $*\n")
+    (tmp_path / "scripts/uv.sh").write_text("#!/bin/bash\necho uploads $* $UV_PUBLISH_TOKEN\n")
 
-    def publish() -> subprocess.CompletedProcess:
+    def publish(**variables: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            ["make", "publish"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, check=False
+            ["make", "--silent", "publish"],
+            cwd=tmp_path,
+            env=os.environ | variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            check=False,
         )
 
     subprocess.run([*git, "tag", "v0"], cwd=tmp_path, check=True)
@@ -72,5 +103,10 @@ def test_only_a_tagged_version_is_published(tmp_path):
     assert refused.returncode != 0 and f"found no tag v{__version__}" in refused.stdout
     assert "uploads" not in refused.stdout
     subprocess.run([*git, "tag", f"v{__version__}"], cwd=tmp_path, check=True)
-    published = publish()
-    assert published.returncode == 0 and "uploads publish" in published.stdout
+    # A workflow sets both, empty if the repository has no such setting.
+    published = publish(PACKAGE_INDEX="", PACKAGE_INDEX_TOKEN="")
+    assert published.stdout == "uploads publish --trusted-publishing always output/dist/*\n"
+    published = publish(PACKAGE_INDEX="https://example.com", PACKAGE_INDEX_TOKEN="x")
+    assert published.stdout == (
+        "uploads publish --publish-url https://example.com output/dist/* x\n"
+    )
