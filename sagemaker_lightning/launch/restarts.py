@@ -50,9 +50,6 @@ class Restarts:
             return "the job was asked to stop"
         if FaultKind.MISTAKE in kinds:
             return "the same would happen again"
-        step = last_step(known.values())
-        if step is None and FaultKind.DEATH not in kinds:
-            return "no step was trained"
         why = cause(known).why
         reached = step_reached(known.values())
         # The same fault twice at one step is not a coincidence. At a start, which may take a
@@ -63,6 +60,8 @@ class Restarts:
             each.step == reached and _alike(each.why) == _alike(why) for each in before
         ):
             return "it came back at the same step" if reached is not None else "it came back"
+        if last_step(known.values()) is None and FaultKind.DEATH not in kinds:
+            return "no step was trained"
         recent = [restart for restart in self.taken if now - restart.at < WINDOW_SECONDS]
         if len(recent) >= self.most:
             return f"the limit within {WINDOW_SECONDS / 60:.0f} minutes is {self.most}"

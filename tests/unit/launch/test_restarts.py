@@ -90,6 +90,11 @@ TABLE = {
         [],
         "no step was trained",
     ),
+    "the same error before the next step": (
+        [Fault("ValueError: boom", FaultKind.ERROR, None, 7)],
+        [taken("host algo-2: ValueError: boom", 7)],
+        "it came back at the same step",
+    ),
     "the same at the start": ([EARLY_DEATH], [taken(KILLED, None)], ""),
     "the same at the start, again": ([EARLY_DEATH], [taken(KILLED, None)] * 2, "it came back"),
     "others at the start": ([EARLY_DEATH], [taken(KILLED, None), taken("x", None)], ""),
