@@ -160,7 +160,7 @@ def data_module_of(trainer: Trainer) -> LightningDataModule | None:
 
 
 def epochs_of_data(trainer: Trainer) -> int:
-    """Return after how many epochs the loaders are made anew; 0 for never."""
+    """Return after how many epochs the loaders are made again; 0 for never."""
     epochs: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     return epochs
 

@@ -9,7 +9,7 @@ functions is called once more with what it has got before: a megabyte of text be
 It puts keys into dicts and sets, of which Python compares those with one hash with each other.
 Whole numbers have one hash if they differ by a multiple of 2**61 - 1: with 16,000 such keys, a file
 of 200 kB takes 1.4 seconds, and four times as long with each doubling. Python hashes the parts of a
-tuple anew wherever it is: a file of 1 kB has a key with 2**60 parts, as each tuple has the one
+tuple again at each place: a file of 1 kB has a key with 2**60 parts, as each tuple has the one
 before twice. A key of 200,000 tuples within each other ends the process.
 
 It calls what others have allowed, too (`torch.serialization.add_safe_globals`). DTensors bring

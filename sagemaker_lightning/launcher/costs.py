@@ -320,7 +320,7 @@ def _cost(cost: float) -> str:
 def _spot_notes(spot: Spot, args: argparse.Namespace) -> list[str]:
     each = f"interrupted each {_hours(args.interrupted_every)} h, {RESTART_SECONDS:.0f} s a restart"
     if spot.interval is None:
-        return [f"on spot without checkpoints, {each}: each interruption begins it anew"]
+        return [f"on spot without checkpoints, {each}: each interruption makes it start over"]
     return [
         f"on spot, {each}, {args.save_time:g} s a checkpoint: one each {spot.interval / 60:.1f} "
         "minutes costs the least time (Daly 2006)"

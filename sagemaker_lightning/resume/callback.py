@@ -439,7 +439,7 @@ class ExactResume(EarlyCallback):
             if trainer.is_global_zero:
                 log.info(
                     "this run is trained and saved as Lightning does; an interruption makes it "
-                    "start anew"
+                    "start over"
                 )
             return
         if not supported:

@@ -117,7 +117,7 @@ def warn_of_random_model(run: "Run") -> None:
         log.warning(
             f"{name}: the model was made before this callback, and nothing was "
             "seeded: what it has drawn, such as its first weights, is another draw whenever "
-            "the program begins anew; make the callback first"
+            "the program starts over; make the callback first"
         )
 
 

@@ -239,7 +239,7 @@ def test_an_epoch_that_ends_early_ends_once(tmp_path):
 
 
 class Stream(IterableDataset):
-    """A library's stream: it knows how far it was, and begins anew whenever it is iterated."""
+    """A library's stream: it knows how far it was, and starts over whenever it is iterated."""
 
     __module__ = "datasets.iterable_dataset"
 

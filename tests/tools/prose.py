@@ -31,9 +31,11 @@ PHRASES = {
 }
 """What is looked for, and what says it plainly. A space may be the end of a line."""
 
+PHRASES_OF_TEXTS = {r"\banew\b": "again, over"}
+"""What is looked for in texts, but not in the names of tests."""
+
 PHRASES_OF_PAGES = {
     r"(?<![Tt]here\s)\bis no\b(?! (?:longer|reason|more)\b)": "is not a",
-    r"\banew\b": "again, from the beginning",
     r"\bone's\b": "your, a user's",
 }
 """What is looked for in pages alone: messages that tests and programs read have these, too."""
@@ -103,7 +105,7 @@ def texts(name: str, content: str) -> Iterator[tuple[int, str]]:
 
 def phrases(name: str, content: str) -> Iterator[str]:
     """Yield a line for each phrase of the table that a file has."""
-    table = PHRASES | PHRASES_OF_PAGES if name.endswith(".md") else PHRASES
+    table = PHRASES | PHRASES_OF_TEXTS | (PHRASES_OF_PAGES if name.endswith(".md") else {})
     for first, text in texts(name, content):
         for pattern, plain in table.items():
             for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.MULTILINE):

@@ -324,7 +324,7 @@ def test_a_damaged_journal_is_reported(tmp_path, capsys):
             ["the length of train.0.dataset"],
             {},
             "on rank 0, the length of train.0.dataset differs; likely because of data that were "
-            "read or drawn anew, and are others; the run",
+            "read or drawn again, and are others; the run",
         ),
         (["the numbers in train.0.dataset"], {}, "the numbers in train.0.dataset differ; likely"),
         (["the length of train.0.dataset", "a"], {}, "differ; likely because of data that were"),
@@ -340,7 +340,7 @@ def test_state_that_differs_is_reported_with_its_cause(tmp_path, capsys, names, 
     """The old run's steps after the checkpoint count no more."""
     run = Ranks(tmp_path, (0, 2, 2))
     run.begin(interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3), flags)
-    of_data = "data that were read or drawn anew, and are others"
+    of_data = "data that were read or drawn again, and are others"
     whys = {name: of_data if name.startswith("the length") else "" for name in names}
     run.proof.check_restored(whys)
     output = capsys.readouterr().out
@@ -676,7 +676,7 @@ def test_digests_on_a_device_are_read_after_a_second(tmp_path, clock):
     run.train(0.3)
     clock[0] += 0.6
     run.train(0.4)
-    assert len(run.positions) == 3  # the second begins anew
+    assert len(run.positions) == 3  # the second starts over
     run.proof.finish()
     assert run.positions == [(0, batch) for batch in range(5)]
 

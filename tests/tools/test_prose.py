@@ -21,6 +21,7 @@ NONE = "is" + " none"  # not as one: this file may be read, too
         ("a.py", "def f(told): told()", []),
         ("docs/a.md", "It is no" + " lock.\nIt begins\nanew.", [(1, "is no"), (3, "anew")]),
         ("docs/a.md", "a lock of\none's own", [(2, "one's")]),
+        ("a.py", "'it begins ' + anew + 'anew'", [(1, "anew")]),
     ],
 )
 def test_phrases(name, content, found):

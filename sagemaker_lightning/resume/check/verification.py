@@ -145,7 +145,7 @@ class ResumeCheck:
 
         Args:
             entries: This package's entries of the checkpoint that training resumes from; empty if
-                it starts anew.
+                it starts over.
             flags: All settings by flag.
             comparable: Whether the run is expected to repeat the interrupted one. With another
                 number of ranks, nothing is compared.
@@ -228,7 +228,7 @@ class ResumeCheck:
             cause = (
                 ", or ".join(self.changes[:3])
                 or next(filter(None, differing.values()), "")
-                or "a name that has changed, or a hook that sets it anew"
+                or "a name that has changed, or a hook that sets it again"
             )
             self.difference = Difference(
                 self._position(), self.trainer.global_rank, self.step, description, cause

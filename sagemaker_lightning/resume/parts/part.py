@@ -67,7 +67,7 @@ class Part:
 
     @property
     def resumed(self) -> "Resumption":
-        """The checkpoint that the run resumes from; a run that begins anew has none to ask for."""
+        """The checkpoint that the run resumes from; a run that starts over has none to ask for."""
         assert self.run.resumed is not None
         return self.run.resumed
 

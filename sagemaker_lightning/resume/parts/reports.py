@@ -66,7 +66,7 @@ NUMBER = re.compile(r"\d+")
 CALLED = *object_graph.CODE, functools.partial
 MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
-NO_CHECKPOINT = ", which no checkpoint can hold: a resumed run starts"
+NO_CHECKPOINT = ", which cannot be saved: a resumed run starts"
 INSTEAD = f"; keep numbers, text, arrays, tensors, tuples and dataclasses there, or {HINT}"
 UNSAVED = f"{NO_CHECKPOINT} with what the program makes there itself{INSTEAD}"
 """What is said of a value that is not saved."""
@@ -190,12 +190,12 @@ class Reports:
         self.code_at_start = dict(places_of_code(self.trainer))
         self.settings_at_start = self._settings()
         self.first_loggers = library_settings.logger_settings()
-        self.packages.note(anew=True)
+        self.packages.note(forget=True)
 
     def first_batch_ended(self) -> None:
         """Note what the first batch has made in variables; it changes from then on."""
         self._note_new(self._variables(self._variables_of_packages()))
-        self.packages.note(anew=False)
+        self.packages.note(forget=False)
         self.outside.note_variables()
         self._report_hooks_of_buckets()
 
@@ -510,7 +510,7 @@ class Reports:
         self.reported |= reordered | self.state.parted
 
     def warn_of_iterators(self) -> None:
-        """Warn, once for each, of iterators whose position no checkpoint can hold.
+        """Warn, once for each, of iterators whose position cannot be saved.
 
         These are a library's iterators other than files. The nodes of a validation begin again with
         each one.
@@ -524,7 +524,7 @@ class Reports:
             if is_half_done and not has_state(value) and path not in self.reported:
                 kind = class_name(type(value)).removeprefix("builtins.")
                 self._say(
-                    f"{path} is {with_article(kind)}, and no checkpoint can hold its position: "
+                    f"{path} is {with_article(kind)}, and its position cannot be saved: "
                     "after an interruption this run is not exact; keep an index, or a loader with "
                     "state_dict()",
                     path,
@@ -657,7 +657,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     if isinstance(unsaved.refused, nn.Module):  # its weights are lost
         is_models = not unsaved.is_part and unsaved.path == "model"
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
-    if is_read(unsaved.refused):  # data are read anew from their start, or place by place
+    if is_read(unsaved.refused):  # data are read again from their start, or place by place
         return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
     if unsaved.loses or unsaved.is_first:
         return True

@@ -133,7 +133,7 @@ class Weights(Part):
             raise UserError(
                 f"{self.run.folder.label}: {self.resumed.file_name}: found {first_of(other)}; "
                 "make what the model gets while it is trained in __init__() or configure_model(), "
-                "or move the checkpoints away to start anew"
+                "or move the checkpoints away to start over"
             )
 
     def _load_again(self, weights: Mapping[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Weights(Part):
             raise UserError(
                 f"{self.run.folder.label}: step {self.resumed.step} is of another run: its "
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
-                "checkpoints away to start anew"
+                "checkpoints away to start over"
             )
         with self.run.part(UserObjects).attributes_kept():
             model.load_state_dict(state, strict=False)

@@ -154,10 +154,10 @@ def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
     output = capfd.readouterr()
     lost = "the job has no CheckpointConfig"
     assert output.out.splitlines()[0].startswith(
-        f"warning: an interruption makes this run begin anew: {lost}; give it one ("
+        f"warning: an interruption makes this run start over: {lost}; give it one ("
     )
     assert (
-        f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
+        f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run starts over ["
     ) in output.err
 
 
@@ -409,7 +409,7 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path, monkeypatch, capfd, order
     warning = (
         "warning: ExactResume(seed=...): the model was made before this callback, and nothing was "
         "seeded: what it has drawn, such as its first weights, is another draw whenever the "
-        "program begins anew; make the callback first"
+        "program starts over; make the callback first"
     )
     assert capfd.readouterr().out.splitlines().count(warning) == warnings
 

@@ -183,7 +183,7 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_reported():
 
     combined, fetcher = begin(make)
     combined.begin(fetcher, 0, 0)
-    assert combined.why.endswith("Thing, which no checkpoint can hold") and combined.why.startswith(
+    assert combined.why.endswith("Thing, which cannot be saved") and combined.why.startswith(
         "a batch holds a test_stateful."
     )
     assert values.decode(combined.states(fetcher, True)["ahead"]) == []

@@ -244,7 +244,7 @@ def test_state_that_is_not_given_back_shows_in_what_is_done_again(
 CAUSES = {
     "an iterator": (
         ["--model=strangers.Cycling"],
-        r"model\.signs differs; likely because of an itertools\.cycle, which no checkpoint can",
+        r"model\.signs differs; likely because of an itertools\.cycle, which cannot be",
     ),
     "the clock": (["--data.dataset=timed"], "something in the data that no seed decides: time"),
     "a worker's counter": (

@@ -168,7 +168,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_first_checkpoint(
     world.state_dict = lambda: {"screen": [io.TextIOWrapper(io.BytesIO())]}
     says = (
         r"^ExactResume\(parts=...\): state_dict\(\) of 'world' has a _io.TextIOWrapper at "
-        r"\['screen'\]\[0\], which no checkpoint can hold; keep numbers, text, tensors"
+        r"\['screen'\]\[0\], which cannot be saved; keep numbers, text, tensors"
     )
     with pytest.raises(UserError, match=says):
         play(tmp_path, world, every_n_steps=2)
