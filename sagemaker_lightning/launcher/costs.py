@@ -103,7 +103,7 @@ def limit_run(args: argparse.Namespace, resources: ResourceConfig) -> int:
     paid = _paid_seconds(args, resources)
     if paid < 1:
         raise ValueError(
-            f"--budget: found {args.budget:g}, expected what pays for more than the "
+            f"--budget: found {args.budget:g}, expected enough for more than the "
             f"{SAGEMAKER_KILLS:.0f} s of the last checkpoint, on all instances"
         )
     return int(min(args.max_run, paid))

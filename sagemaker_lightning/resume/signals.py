@@ -71,7 +71,7 @@ class Signals:
         else:
             self._warn(
                 "fit is not called in the main thread, where Python handles signals: SIGTERM and "
-                "Ctrl-C do not stop it with a checkpoint; those saved by time or steps are there"
+                "Ctrl-C do not stop it with a checkpoint; periodic checkpoints are still written"
             )
 
     def begin(self) -> None:

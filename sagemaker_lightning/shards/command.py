@@ -226,7 +226,7 @@ def _begun(output: Path, number: str) -> Path:
             file.write(number.encode())
     if noted.read_text() != number:
         raise UserError(
-            f"{output}: found what a call with other files or flags has begun; give those, or a "
+            f"{output}: found the work of a call with other files or flags; give those, or a "
             f"new folder (for `index`: remove {STATE})"
         )
     return state

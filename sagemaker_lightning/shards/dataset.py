@@ -121,8 +121,8 @@ class ShardedDataset(Dataset[Any]):
             index = self.index
             number = index.place(sample).shard
             raise RuntimeError(
-                f"{source(self.location).name_of(index.shards[number].name)}: no item is made of "
-                f"sample {sample - int(index.first[number])} of it, which has "
+                f"{source(self.location).name_of(index.shards[number].name)}: sample "
+                f"{sample - int(index.first[number])} could not be converted: fields "
                 f"{', '.join(contents)} ({type(error).__name__}: {error})"
             ) from error
 

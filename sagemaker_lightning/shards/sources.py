@@ -27,7 +27,7 @@ ADVICE = {
     "NoSuchKey": "it is missing; upload it again, or make the index again",
     "NoSuchBucket": "there is no such bucket",
     "AccessDenied": "give the job's role s3:GetObject of it and, for its bucket, s3:ListBucket",
-    "InvalidAccessKeyId": "the credentials are no one's; give the job's role",
+    "InvalidAccessKeyId": "the access key is unknown; give the job's role",
     "ExpiredToken": "the credentials have expired; give ones that are renewed, as a job's role has",
     "PreconditionFailed": "it was replaced while it was read; do not change a channel in use",
     "InvalidRange": "it is shorter than its index says; upload it again, or make the index again",

@@ -539,7 +539,7 @@ def test_a_rate_that_a_hook_sets_before_a_step_is_no_difference(tmp_path, capfd)
 
     alone, model = alone_and_resumed(train, tmp_path, "batch 0:1")
     out = capfd.readouterr().out
-    assert weights(model) == weights(alone) and "the next batch the one that was to come" in out
+    assert weights(model) == weights(alone) and "the next batch is the expected one" in out
 
 
 class Recounting(Noted):

@@ -133,8 +133,8 @@ class Row:
 
 
 UNSAVED = (
-    ", which cannot be saved: a resumed run starts with what the program makes there "
-    "itself; keep numbers, text, "
+    ", which cannot be saved: a resumed run starts with the program's initial value; keep "
+    "numbers, text, "
 )
 
 

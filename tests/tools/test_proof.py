@@ -317,7 +317,11 @@ def test_a_damaged_journal_is_reported(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("names", "flags", "says"),
     [
-        (["a"], {}, "a differs; likely because of a name that has changed, or a hook that sets it"),
+        (
+            ["a"],
+            {},
+            "a differs; likely because of a renamed attribute, or a hook that sets it again",
+        ),
         (["a", "b", "c"], {}, "a, b, c differ; likely"),
         (list("abcdefghijklmnopqrstu"), {}, "r, s, t (and 1 more) differ; likely"),
         (
@@ -470,7 +474,7 @@ def test_the_announced_batch_is_the_one_that_comes(tmp_path, monkeypatch, capsys
     run.trainer.optimizers = [Fake(param_groups=[{"lr": 0.25}])]
     run.train(0.2)
     run.proof.finish()
-    words = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
+    words = "the state is as it was saved, and the next batch is the expected one, bit for bit"
     assert run.proof.results == [{"step": 2, "identical": True, "steps": 0, "said": words}]
     assert capsys.readouterr().out == f"resumed at step 2: {words}\n"
 
@@ -479,7 +483,9 @@ def test_nothing_is_known_of_what_was_to_come(tmp_path, capsys):
     run = resumed(tmp_path, interrupted(tmp_path, 0.0, 0.1))
     run.train(0.2)
     run.proof.finish()
-    words = "the state is as it was saved; no step after it is known that could be compared"
+    words = (
+        "the state is as it was saved; the interrupted run recorded no later step to compare with"
+    )
     assert run.proof.results == [{"step": 2, "identical": None, "steps": 0, "said": words}]
     assert capsys.readouterr().out == f"resumed at step 2: {words}\n"
 
@@ -628,7 +634,7 @@ def test_a_checkpoint_has_the_journal_written(tmp_path, capsys):
     proof.checkpoint_saved(ResumePoint.BATCH)
     assert capsys.readouterr().out == (
         f"warning: the journal {tmp_path}/journal-0.bin cannot be written (No space left on "
-        "device); what comes after an interruption will not be compared\n"
+        "device); the steps after an interruption cannot be compared\n"
     )
 
 

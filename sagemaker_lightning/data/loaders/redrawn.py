@@ -124,7 +124,7 @@ class Redrawn(UnplacedLoader):
         if stays and not self.own and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
                 f"persistent_workers: the workers of {self.name} start over with each epoch, so "
-                "that an epoch can be resumed, and so does what it counts in them; to keep both, "
+                "that an epoch can be resumed, and so do their counters; to keep both, "
                 "use torchdata's StatefulDataLoader, and give the dataset a state_dict()"
             )
 
@@ -276,7 +276,7 @@ class Redrawn(UnplacedLoader):
         self.why = f"{self.name} draws {reason}"
 
     def _leave(self, reason: str) -> None:
-        """Leave the loader to Lightning: at once what is drawn, its iterations from the next on."""
+        """Stop controlling the loader: its draws at once, its iterations from the next one."""
         self.seeds = False
         self.strange_because = reason
         self.why = strange.why(self.name, reason)

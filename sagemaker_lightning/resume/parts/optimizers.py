@@ -179,7 +179,7 @@ class OptimizerClasses(Part):
             if self.trainer.is_global_zero:
                 log.warning(
                     f"the {what} were replaced while training ({', '.join(at_start)} by "
-                    f"{', '.join(names)}), and a resumed run makes the first ones: after an "
+                    f"{', '.join(names)}), and a resumed run creates the original ones: after an "
                     f"interruption this run {effect}; return them from configure_optimizers()"
                 )
 

@@ -329,9 +329,9 @@ def other_weights(present: Collection[str], state: Mapping[str, Any]) -> list[st
         present: The names that the model loads.
         state: The saved state dict of the model.
     """
-    return [
-        f"weights {name}, which the model has not got" for name in state if name not in present
-    ] + [f"no weights {name}, which the model has" for name in present if name not in state]
+    return [f"weights {name}, which the model lacks" for name in state if name not in present] + [
+        f"no weights {name}, which the model has" for name in present if name not in state
+    ]
 
 
 def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:

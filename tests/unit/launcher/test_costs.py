@@ -195,7 +195,7 @@ def test_a_budget_limits_the_run(flags, seconds):
 @pytest.mark.parametrize("budget", ["1", "0"])
 def test_a_budget_that_pays_for_nothing(budget):
     args = parsed(CHECKPOINTS, "--price=30", f"--budget={budget}")
-    says = f"--budget: found {budget}, expected what pays for more than t"
+    says = f"--budget: found {budget}, expected enough for more than t"
     with pytest.raises(ValueError, match=says):
         costs.limit_run(args, job_request.resources(args))
 

@@ -325,7 +325,7 @@ def test_a_damaged_journal_harms_no_job(tmp_path: Path, content):
         path.write_bytes(content)
     run.finish()
     assert run.output.count(f"warning: {path.relative_to(tmp_path)} is ") == 1
-    assert "no step after it is known" in run.verdicts[0]
+    assert "recorded no later step" in run.verdicts[0]
 
 
 # Several ranks ------------------------------------------------------------------------------------

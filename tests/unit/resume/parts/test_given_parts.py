@@ -345,7 +345,7 @@ def test_the_pages_class_for_pyro_resumes(tmp_path, monkeypatch, capfd, package)
     assert found == expected and found["loc"] != [0, 0]
     out = capfd.readouterr().out
     assert "changes while training" not in out and "warning" not in out
-    assert "the next batch the one that was to come, bit for bit" in out
+    assert "the next batch is the expected one, bit for bit" in out
 
 
 def functions_for(pyro):

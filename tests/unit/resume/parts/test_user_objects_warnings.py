@@ -436,10 +436,9 @@ def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
     state = state_of(model := Tracking(rules={"name": operator.itemgetter("a")}))
     model.on_train_epoch_start()
     model.training_step(None, 0)
-    first = UNSAVED.replace("what the program makes there itself", "its first value")
     lines = sorted(told(capsys, state))
     begins = [
-        f"{__name__}.Tracking.rules holds an operator.itemgetter{first}",
+        f"{__name__}.Tracking.rules holds an operator.itemgetter{UNSAVED}",
         f"{__name__}.Tracking.state holds a _io.TextIOWrapper{UNSAVED}",
         f"{__name__}.Tracking.tracker holds a {__name__}.Tracker{UNSAVED}",
     ]
@@ -469,7 +468,7 @@ def test_a_function_that_the_program_has_nowhere_at_its_start_is_reported_once(c
     model.rule = lambda value: value
     (line,) = told(capsys, state)
     assert line.startswith(
-        "user_state.Model.rule has got a function or a class while training that"
+        "user_state.Model.rule was set to a function or a class that the model did"
     )
     assert told(capsys, state) == []
 
@@ -593,9 +592,9 @@ def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
         lines.append(capsys.readouterr().out.splitlines())
     program.communicate()
     assert lines[0][0] == (
-        "warning: user_state.Model.hash is a _hashlib.HASH, which holds what nobody can read, and "
-        "no checkpoint has: a resumed run has the one that the program makes at its start; if "
-        "training depends on it, give it as a part: ExactResume(parts={...})"
+        "warning: user_state.Model.hash is a _hashlib.HASH, which has hidden state that cannot be "
+        "saved: a resumed run has the one that the program makes at its start; if training depends "
+        "on it, give it as a part: ExactResume(parts={...})"
     )
     names = [line.split()[1].removeprefix("user_state.Model.") for line in lines[0]]
     assert names == ["hash", "child", "program", "packs"]
@@ -687,8 +686,9 @@ def test_a_file_that_its_opening_empties_is_reported_once_it_is_written(capsys, 
         opened["a"].write("3\n")
         opened["r"].readline()
         assert told(capsys, state) == [
-            "user_state.Model.rows is a file that its opening empties, and training writes to it: "
-            'a resumed run begins it again; open it with "a", or keep what it holds in an '
+            'user_state.Model.rows is a file that opening empties (mode "w"), and training writes '
+            'to it: a resumed run starts with an empty one; open it with "a", or keep what it '
+            "holds in an "
             f"attribute, or {HINT}"
         ]
         opened["w"].write("4\n")
