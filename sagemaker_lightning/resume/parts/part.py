@@ -48,7 +48,7 @@ class Part:
     key = ""
     """Its name in a checkpoint; for ever, unless the format's version is raised."""
     what = ""
-    """What it holds; docs/interruptions.md has it."""
+    """What it holds; docs/architecture.md has it."""
     place = Place.RANK
     moments: tuple[Moment, ...] = ()
     """When it is restored, if a run resumes."""
