@@ -103,8 +103,8 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     ):
         if not is_iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
             raise UserError(
-                f"--data: {with_article(type(loader).__name__)} cannot be shared out among "
-                f"{world_size} ranks; expected a torch.utils.data.DataLoader, or one with a "
+                f"the training data: {with_article(type(loader).__name__)} cannot be shared out "
+                f"among {world_size} ranks; expected a torch.utils.data.DataLoader, or one with a "
                 "DistributedSampler"
             )
         if keeps_iterator(loader):

@@ -332,7 +332,7 @@ class Redrawn(UnplacedLoader):
             if is_of_users_code(error):
                 raise  # what that says is theirs to see
             raise UserError(
-                f"--data: {self.name} does not take the state that it has saved "
+                f"{self.name} does not take the state that it has saved "
                 f"({printable(f'{type(error).__name__}: {error}')[:200]}); continue with the "
                 "options and the number of data workers that it had, or move the checkpoints away "
                 "to start over"

@@ -514,7 +514,7 @@ def test_another_number_of_workers_cannot_draw_the_batches_again():
     states = stopped(made("sharded", **TWO_WORKERS), 2)
     combined, fetcher = begin(made("sharded", workers=1))
     says = (
-        "--data: streams.Sharded has drawn this epoch's batches with 2 data workers, now there "
+        "streams.Sharded has drawn this epoch's batches with 2 data workers, now there "
         "are 1; continue with num_workers=2"
     )
     with pytest.raises(UserError, match=says):

@@ -36,7 +36,7 @@ def test_another_number_of_workers_cannot_continue_with_the_state_of_the_first()
     states = stopped(LOADERS["a state"], 2)
     combined, fetcher = begin(made("resumable", **STATEFUL, workers=1))
     says = (
-        "--data: streams.Resumable saved its state with 0 data workers, now there are 1; continue "
+        "streams.Resumable saved its state with 0 data workers, now there are 1; continue "
         "with num_workers=0"
     )
     with pytest.raises(UserError, match=says):
