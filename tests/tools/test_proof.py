@@ -529,7 +529,7 @@ def test_a_batch_that_is_skipped_is_not_compared(tmp_path, monkeypatch):
     """on_train_batch_start may skip the batch that was announced; a step that was done, is."""
     run_id = stopped(tmp_path, monkeypatch, ResumePoint.VALIDATION, upcoming=7)
     for run_id_, says in (
-        (run_id, "the state is as it was saved; no step"),
+        (run_id, "the state is as it was saved; the int"),
         (interrupted(tmp_path / "b", 0.0, 0.1, 0.2), "only the interrupted run had batch 2 of"),
     ):
         run = resumed(tmp_path if run_id_ == run_id else tmp_path / "b", run_id_)
