@@ -312,7 +312,7 @@ def test_what_a_librarys_object_has_got_and_cannot_be_saved_is_reported(capsys):
     assert told(capsys, state) == []
     model.own.fit(np.eye(2), [0, 1])
     (line,) = told(capsys, state)
-    assert "Model.own holds a sklearn.tree._tree.Tree, which no" in line
+    assert "Model.own holds a sklearn.tree._tree.Tree, which cannot" in line
 
 
 def test_what_is_changed_in_a_memory_is_reported(capsys):
