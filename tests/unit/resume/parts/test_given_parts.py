@@ -109,7 +109,7 @@ def test_a_part_is_not_restored_a_second_time_by_what_it_holds(tmp_path, capfd):
         play(tmp_path, Counts(), stop="batch 1:2")
     model = play(tmp_path, Counts())
     assert model.world.steps == 1  # of 7
-    assert "no checkpoint" not in capfd.readouterr().out
+    assert "cannot be saved" not in capfd.readouterr().out
 
 
 WORLD = World()
