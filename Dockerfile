@@ -10,7 +10,7 @@
 # No CUDA base image: the CUDA libraries come with the torch wheel, the driver comes from the host.
 ARG BASE_IMAGE=ubuntu:24.04@sha256:008173c23f95b170204355c12626cb5a965d779a7e1283b09e9cffbb1bf33ca3
 # That date, in seconds since 1970: the first of 1980, as a zip file has no earlier one. A commit's own date would make each
-# commit build all layers anew.
+# commit build all layers again.
 ARG SOURCE_DATE_EPOCH=315532800
 # The environment's Python, and the build of torch: empty for PyPI's, or cpu, cu126, ... (locks/image-$TORCH.txt).
 ARG PYTHON_VERSION=3.11

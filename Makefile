@@ -5,7 +5,7 @@
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
 VENV := .venv
-# Without it, each process of a run of the tests would compile all tests anew: 11 s of processor time.
+# Without it, each process of a run of the tests would compile all tests again: 11 s of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
@@ -93,7 +93,7 @@ format: $(VENV)/ready  ## put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock:  ## write locks/ anew after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too; TORCH=cpu locks another build of torch)
+lock:  ## write locks/ again after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too; TORCH=cpu locks another build of torch)
 	UV_INSTALLER=$(PYTHON) scripts/make_lock.sh $(FLAGS)
 
 DOCKER ?= docker

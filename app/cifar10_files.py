@@ -153,7 +153,7 @@ def read(
     missing = [name for name in names if name not in batches]
     if missing and not (part and batches):
         raise Missing(
-            f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}"
+            f"{channel}: {missing[0]} is missing; expected {', '.join(TRAIN_FILES + TEST_FILES)}"
         )
     found_batches = [batches[name] for name in names if name in batches]
     labels = np.concatenate([labels for _, labels in found_batches])

@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--python", default="3.12", help="version there (default: 3.12)")
     parser.add_argument("--data", type=Path, help="folder of the data, as it is to travel")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / ".carry", help="to make anew (default: .carry)"
+        "--folder", type=Path, default=ROOT / ".carry", help="to make again (default: .carry)"
     )
     parser.add_argument(
         "--mib", type=float, default=64, help="that may travel, the checkout included (default: 64)"

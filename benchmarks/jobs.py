@@ -40,7 +40,7 @@ def check(instances: list[int], flags: list[str]) -> None:
     """Exit with one line if the arguments would not give a table."""
     if 1 not in instances:
         raise SystemExit(
-            f"error: --instances: found {instances}, needed is 1 among them: "
+            f"error: --instances: found {instances}, expected 1 among them: "
             "the others are compared to it"
         )
     given_flags = {word.partition("=")[0] for word in flags}

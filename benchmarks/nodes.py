@@ -220,9 +220,7 @@ def measure(setting: Setting) -> list[Round]:
 def check(setting: Setting) -> None:
     """Exit with one line if this machine, or an epoch, is too small."""
     if len(os.sched_getaffinity(0)) < len(HOSTS):
-        raise SystemExit(
-            "error: found one core that may be used, needed are two: one for each node"
-        )
+        raise SystemExit("error: found one usable core, expected two: one for each node")
     needed = 2 * ROUNDS * (WARMUP_STEPS + setting.steps)
     steps_an_epoch = RandomDataModule().num_samples // (len(HOSTS) * setting.batch_size)
     if needed >= steps_an_epoch:

@@ -1,4 +1,4 @@
-"""A program with a Trainer of its own, which ends with the same weights whatever interrupts it.
+"""A program with a Trainer of its own, which resumes exactly after an interruption.
 
     python examples/own_trainer.py --epochs=5
 

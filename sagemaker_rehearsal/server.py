@@ -118,13 +118,13 @@ class Endpoint:
         elif caller.service == "sagemaker":
             if job_named(operation, peek(environ), caller.region) != arn:
                 raise Closed(
-                    f"found {operation}, allowed to a job's hosts is DescribeTrainingJob and "
+                    f"found {operation}, expected from a job's hosts DescribeTrainingJob or "
                     f"ListTags of {arn}",
                     "AccessDeniedException",
                 )
         elif caller.service not in JOB_SERVICES:
             raise Closed(
-                f"found {caller.service}, allowed to a job's hosts is {', '.join(JOB_SERVICES)}",
+                f"found {caller.service}, expected from a job's hosts {', '.join(JOB_SERVICES)}",
                 "AccessDeniedException",
             )
 

@@ -266,7 +266,7 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         return
     # The first two are `make test`'s: no other make gets them. Without the third, each process of a
-    # client would compile its packages anew: 2 s for an SDK.
+    # client would compile its packages again: 2 s for an SDK.
     for name in ("FLAGS", "MAKEFLAGS", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
     run = os.environ[sweeper.RUN_VARIABLE] = uuid.uuid4().hex

@@ -94,7 +94,7 @@ class Machine:
         ):
             if free < needed:
                 return (
-                    f"{resource}: {free:.1f} GiB are free, needed are {needed:g}; "
+                    f"{resource}: found {free:.1f} GiB free, expected {needed:g}; "
                     "end what else takes it"
                 )
         return ""

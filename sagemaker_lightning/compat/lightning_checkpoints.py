@@ -283,7 +283,7 @@ def _is_same(value: Any, before: Any) -> bool:
     if type(value) is list and type(before) is list:
         return len(value) == len(before) and all(map(_is_same, value, before))
     if isinstance(value, Tensor) or isinstance(before, Tensor):
-        # Each state_dict() detaches the tensors anew.
+        # Each state_dict() detaches the tensors again.
         return (
             isinstance(value, Tensor)
             and isinstance(before, Tensor)

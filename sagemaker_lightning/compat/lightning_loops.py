@@ -214,7 +214,7 @@ def gradients_accumulate(trainer: Trainer) -> bool:
 
 
 def loaders_are_due(trainer: Trainer) -> bool:
-    """Return whether the training loaders have to be made anew.
+    """Return whether the training loaders have to be made again.
 
     Trainer(reload_dataloaders_every_n_epochs=...) decides it.
     """
@@ -222,7 +222,7 @@ def loaders_are_due(trainer: Trainer) -> bool:
 
 
 def loaders_are_given(trainer: Trainer) -> bool:
-    """Return whether `fit` was called with the training loaders: no hook makes them anew."""
+    """Return whether `fit` was called with the training loaders: no hook makes them again."""
     return not trainer.fit_loop._data_source.is_module()
 
 

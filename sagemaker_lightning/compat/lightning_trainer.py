@@ -12,7 +12,7 @@ from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnect
 SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
 """Attributes that Lightning sets on modules, data modules and callbacks from outside.
 
-These are their trainer, and the hyperparameters as they were first. They are no state of theirs. On
+These are their trainer, and the hyperparameters as they were first. This is not their state. On
 an upgrade: see LightningModule.__init__ in core/module.py and save_hyperparameters in
 utilities/parsing.py.
 """
@@ -160,7 +160,7 @@ def data_module_of(trainer: Trainer) -> LightningDataModule | None:
 
 
 def epochs_of_data(trainer: Trainer) -> int:
-    """Return after how many epochs the loaders are made anew; 0 for never."""
+    """Return after how many epochs the loaders are made again; 0 for never."""
     epochs: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     return epochs
 

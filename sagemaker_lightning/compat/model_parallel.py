@@ -330,9 +330,9 @@ def _refusing_false(name: str) -> Callable[..., None]:
     def refusing(module: FSDPModule, value: bool, **options: Any) -> None:
         if not value:
             raise UserError(
-                f"{name}(False): found gradients that the ranks are not to exchange, of which a "
-                "checkpoint has none; leave it out: with accumulate_grad_batches, or without "
-                "zero_grad(), gradients add up all the same"
+                f"{name}(False): found gradients that the ranks do not exchange, which cannot be "
+                "saved; leave it out: with accumulate_grad_batches, or without zero_grad(), "
+                "gradients add up all the same"
             )
         method(module, value, **options)
 

@@ -62,7 +62,7 @@ def keeps_iterator(loader: Any) -> bool:
     """Return whether a loader's class has made an iterator before anybody iterates over it.
 
     All its iterations continue with this one. What torch's class keeps by a name of its own, it
-    begins anew.
+    starts over.
     """
     return bool(kept_iterators(loader))
 
@@ -250,7 +250,7 @@ def state_after_end(loader: Any) -> dict[str, Any] | None:
     It is for torchdata's StatefulDataLoader (0.11) of a dataset that has a state, and begins an
     iteration if it is given to it. What its own `state_dict` returns then is the state after the
     last batch, and a mark: given that, it begins an iteration, draws ahead from it, and begins
-    another one in the same workers. What was drawn ahead is lost to a dataset that only begins anew
+    another one in the same workers. What was drawn ahead is lost to a dataset that only starts over
     when it is asked for more.
     """
     iterator: Any = getattr(loader, ITERATOR_ATTRIBUTE, None)

@@ -29,8 +29,8 @@ COMPILER_MODULES = "torch._dynamo."
 (torch/_dynamo/eval_frame.py)."""
 SHARDING_MODULES = "torch.distributed._composable", "torch.distributed.fsdp._fully_shard."
 """How the names of the modules begin in which the classes are of what `fully_shard` puts into
-modules, anew in each process (torch/distributed/_composable/contract.py). It makes classes of the
-modules' own there, too, which are modules."""
+modules, new ones in each process (torch/distributed/_composable/contract.py). It makes classes of
+the modules' own there, too, which are modules."""
 ELEMENTWISE_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 """The module whose hooks of gradients, without a state, treat each number by itself; to import it
 takes a part of a second."""

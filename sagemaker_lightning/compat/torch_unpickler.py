@@ -9,7 +9,7 @@ functions is called once more with what it has got before: a megabyte of text be
 It puts keys into dicts and sets, of which Python compares those with one hash with each other.
 Whole numbers have one hash if they differ by a multiple of 2**61 - 1: with 16,000 such keys, a file
 of 200 kB takes 1.4 seconds, and four times as long with each doubling. Python hashes the parts of a
-tuple anew wherever it is: a file of 1 kB has a key with 2**60 parts, as each tuple has the one
+tuple again at each place: a file of 1 kB has a key with 2**60 parts, as each tuple has the one
 before twice. A key of 200,000 tuples within each other ends the process.
 
 It calls what others have allowed, too (`torch.serialization.add_safe_globals`). DTensors bring
@@ -201,7 +201,7 @@ class _Unpickler(_weights_only_unpickler.Unpickler):
             function, arguments = self.stack[-2:]
             if self.is_plain and not any(function is each for each in OF_PLAIN_VALUES):
                 name = getattr(function, "__qualname__", type(function).__name__)
-                raise UnpicklingError(f"it calls {name}, and is to have plain values")
+                raise UnpicklingError(f"it calls {name}; expected plain values only")
             if type(arguments) is not tuple:
                 raise UnpicklingError("a call in it is not as pickle writes it")
             self.check_arguments(arguments)
@@ -213,14 +213,14 @@ class _Unpickler(_weights_only_unpickler.Unpickler):
             if isinstance(each, (str, bytes, bytearray, list, tuple, set, dict)):
                 self.bytes_left -= len(each)
             if isinstance(each, list) and self.hashed.are_too_many(each):
-                raise UnpicklingError("what it hashes is very much for its size")
+                raise UnpicklingError("it would hash too much data for its size")
         if self.bytes_left < 0:
-            raise UnpicklingError("it is small, and what it would make is not")
+            raise UnpicklingError("it would expand far beyond its size")
 
     def check_keys(self, keys: list[Any], target: Any) -> None:
         """Count what a dict gets as keys."""
         if self.hashed.are_too_many(keys):
-            raise UnpicklingError("what it hashes is very much for its size")
+            raise UnpicklingError("it would hash too much data for its size")
         if not isinstance(target, dict):  # which torch refuses
             return
         if id(target) not in self.large:

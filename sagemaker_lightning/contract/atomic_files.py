@@ -74,7 +74,7 @@ def write_instead(path: Path, data: bytes) -> None:
 
     A job's program may have left anything there: a pipe would wait for a reader, a link would lead
     elsewhere. A folder gets another name; all else is removed. If the file's own folder is no
-    folder any more, it is made anew in the same way. On a full disk, this needs no more room than
+    folder any more, it is made again in the same way. On a full disk, this needs no more room than
     what was there.
 
     Raises:

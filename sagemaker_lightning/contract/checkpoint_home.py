@@ -53,9 +53,9 @@ class CheckpointHome:
 
     @property
     def notice(self) -> str:
-        """The line for the start of a run that an interruption makes begin anew; "" otherwise."""
+        """The line for the start of a run that an interruption makes start over; "" otherwise."""
         return (
-            f"an interruption makes this run begin anew: {self.lost}; {self.advice}"
+            f"an interruption makes this run start over: {self.lost}; {self.advice}"
             if self.lost
             else ""
         )
@@ -110,7 +110,7 @@ class Outlook:
     """From where the next run resumes, as far as this one knows."""
 
     step: int
-    """The step; 0 if the next run begins anew."""
+    """The step; 0 if the next run starts over."""
     said: str
     """What the line about an interruption says of it."""
     is_newest: bool
@@ -128,7 +128,7 @@ def outlook(home: CheckpointHome, steps: list[int], in_s3: list[int]) -> Outlook
     newest = steps[-1] if steps else 0
     path = home.path_of(newest)
     if home.lost:
-        return Outlook(0, f"{home.lost}, so the next run begins anew", is_newest=False)
+        return Outlook(0, f"{home.lost}, so the next run starts over", is_newest=False)
     if not steps:
         return Outlook(0, "there is no checkpoint", is_newest=True)
     if not home.is_copied:

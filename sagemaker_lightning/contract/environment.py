@@ -202,7 +202,7 @@ class SageMakerEnvironment:
         if self.is_job:
             lost = "the job has no CheckpointConfig"
             advice = (
-                "give it one (--checkpoints of scripts/launch.py, checkpoint_s3_uri of SDK 2, "
+                "give it one (--checkpoints of our launcher, checkpoint_s3_uri of SDK 2, "
                 "checkpoint_config of SDK 3)"
             )
             if copied:

@@ -191,8 +191,9 @@ class Batches(Sampler[Any]):
         self.epoch_plan = EpochPlan(BatchDivision(length, size, world_size, drop_last))
         if not len(self):
             raise UserError(
-                f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks "
-                f"and a batch size of {size}; expected at least one batch for each rank"
+                f"the training data: {length} {'batches' if self.whole else 'samples'} for "
+                f"{world_size} ranks and a batch size of {size}; expected at least one batch for "
+                "each rank"
             )
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
         return loader, ""
     if isinstance(loader, Exact):
         # A program may use one loader in several trainings, each with a seed of its own, and its
-        # sampler may have got another length when Lightning asks for the loaders anew.
+        # sampler may have got another length when Lightning asks for the loaders again.
         if loader.exactly.seed[:1] != seed[:1] or loader.exactly.has_other_length():
             _make_exact(loader, seed, rank, world_size)
         return loader, ""
@@ -103,8 +103,8 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     ):
         if not is_iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
             raise UserError(
-                f"--data: {with_article(type(loader).__name__)} cannot be shared out among "
-                f"{world_size} ranks; expected a torch.utils.data.DataLoader, or one with a "
+                f"the training data: {with_article(type(loader).__name__)} cannot be shared out "
+                f"among {world_size} ranks; expected a torch.utils.data.DataLoader, or one with a "
                 "DistributedSampler"
             )
         if keeps_iterator(loader):
@@ -273,14 +273,14 @@ def counts_only(loader: Any) -> bool:
 
 
 def knows_its_end(loader: Any) -> bool:
-    """Return whether a loader, given the state of its end, begins anew by itself."""
+    """Return whether a loader, given the state of its end, starts over by itself."""
     return has_class_of(loader, "torchdata")
 
 
 def leaves_its_rest(loader: Any) -> bool:
     """Return whether a loader drops an iteration that was left once the next one draws a batch.
 
-    streaming's does. Others continue with what was left, or `plan` has them begin anew.
+    streaming's does. Others continue with what was left, or `plan` has them start over.
     """
     return has_class_of(loader, "streaming")
 

@@ -1,6 +1,6 @@
 """Find out whether a pool of threads draws from the process's generators of random numbers.
 
-Its threads take turns as they like, so that not even two runs that are left alone draw the same.
+Its threads draw in no fixed order, so that not even two runs that are left alone draw the same.
 """
 
 import functools

@@ -241,9 +241,9 @@ class Fetchers:
         if draws.found:
             warned[1] = 1
             log.warning(
-                f"{self.name} draws random numbers in a pool of threads, which take turns as they "
-                "like: this run is not exact, interrupted or not; draw before the pool gets a "
-                "task, or from a generator of the task's own"
+                f"{self.name} draws random numbers in a pool of threads, in no fixed order: this "
+                "run is not exact, interrupted or not; draw before the pool gets a task, or from "
+                "a generator of the task's own"
             )
 
     def _create(self, kind: int, dataset: Any, *rest: Any) -> Any:

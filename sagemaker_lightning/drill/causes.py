@@ -173,7 +173,7 @@ def _generators(start: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsaved(trainer: Trainer) -> Iterator[str]:
-    """Yield where there are objects that no checkpoint can hold."""
+    """Yield where there are objects that cannot be saved."""
     objects = dict(object_graph.walk(user_objects(trainer), code=False))
     for path, value in objects.items():
         value_class = type(value)

@@ -459,7 +459,7 @@ class Drill:
         continuation = (
             f"continued from step {starts[-1]}"
             if starts[-1]
-            else "begun anew: it had no checkpoint yet"
+            else "started over: it had no checkpoint yet"
         )
         alarm = (
             f"; but the run itself said: {self.verdict}"

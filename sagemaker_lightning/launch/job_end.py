@@ -41,8 +41,8 @@ class Outcome(Enum):
     STOPPED = "it was asked to stop"
     STOPPED_ELSEWHERE = "another host, or a rank, was asked to stop"
     FAILED = "it failed"
-    UNFINISHED = "it ended well, and within its training"
-    NO_MODEL = "it ended well, and has not written the model that it has to write"
+    UNFINISHED = "it exited with status 0 before its training had ended"
+    NO_MODEL = "it exited with status 0 and did not write its model"
     FAILED_ELSEWHERE = "another host, or a rank, is the cause"
 
 

@@ -335,9 +335,9 @@ class Standby:
     def _why_not(self, known: Mapping[int, Rank], ranks: list[Rank], is_forked: bool) -> str:
         """Return why these ranks cannot be forked; "" if they can."""
         if not (is_forked or self._are_the_program(known)):
-            return "what has started the ranks may do more than that"
+            return "the program that started the ranks may have other work to do"
         if not all(rank.can_be_forked for rank in ranks):
-            return f"the ranks are no scripts or modules that {sys.executable} runs"
+            return f"the ranks were not started as a script or module by {sys.executable}"
         # The variable is that of the shell that has started it.
         if self.starts_it and any(rank.variables.get("PWD") != str(rank.cwd) for rank in ranks):
             return "the ranks have changed their working directory"

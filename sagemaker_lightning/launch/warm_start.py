@@ -6,7 +6,7 @@ launch/standby.py starts it once a rank is known. It imports the modules, too, m
 can fork, and gets a request on the socket that is its stdin each time that the ranks have died. It
 forks a launcher, which forks each rank, and ends as they do. A rank runs the program's script at
 once. This process stays for the next time. It has no thread of Python's and has not touched a GPU:
-then fork is safe. (numpy and scipy have started threads of OpenBLAS, which itself starts them anew
+then fork is safe. (numpy and scipy have started threads of OpenBLAS, which itself starts them again
 in a fork.) Otherwise its answer is why it cannot fork.
 """
 

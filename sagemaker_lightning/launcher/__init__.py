@@ -6,6 +6,6 @@ try:
     import boto3  # noqa: F401
 except ImportError:
     sys.exit(
-        f"error: {sys.executable} has no boto3; run `make env` and use .venv/bin/python, or pip "
-        "install boto3"
+        f"error: {sys.executable} has no boto3; pip install boto3, or, in a checkout, run `make "
+        "env` and use .venv/bin/python"
     )

@@ -44,7 +44,7 @@ def check(request: Request, wait: float, on_demand_after: float, is_followed: bo
     if "CheckpointConfig" not in request:
         raise ValueError(
             "--on-demand-after: needs --checkpoints=s3://BUCKET/PREFIX, or the job on demand would "
-            "begin anew"
+            "start over"
         )
     longest = request["StoppingCondition"]["MaxWaitTimeInSeconds"]
     if on_demand_after >= longest:

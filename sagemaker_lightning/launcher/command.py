@@ -287,14 +287,12 @@ def add_flags(flag_parser: argparse.ArgumentParser) -> None:
         flag_parser.add_argument_group("what it costs").add_argument, duration, positive
     )
     add = flag_parser.add_argument_group("this command").add_argument
-    defaults_flag = add(
-        "--defaults", metavar="FILE", help="TOML with flags; those given here come before it"
-    )
+    defaults_flag = add("--defaults", metavar="FILE", help="TOML with flags; the command line wins")
     defaults_flag.complete = completion.FILES  # type: ignore[attr-defined]  # shtab reads it
     add(
         "--yes",
         action="store_true",
-        help="start what may lose all: --spot or --budget without --checkpoints",
+        help="start although an interruption loses all: --spot or --budget without --checkpoints",
     )
     add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
     add(

@@ -103,7 +103,7 @@ def limit_run(args: argparse.Namespace, resources: ResourceConfig) -> int:
     paid = _paid_seconds(args, resources)
     if paid < 1:
         raise ValueError(
-            f"--budget: found {args.budget:g}, expected what pays for more than the "
+            f"--budget: found {args.budget:g}, expected enough for more than the "
             f"{SAGEMAKER_KILLS:.0f} s of the last checkpoint, on all instances"
         )
     return int(min(args.max_run, paid))
@@ -320,7 +320,7 @@ def _cost(cost: float) -> str:
 def _spot_notes(spot: Spot, args: argparse.Namespace) -> list[str]:
     each = f"interrupted each {_hours(args.interrupted_every)} h, {RESTART_SECONDS:.0f} s a restart"
     if spot.interval is None:
-        return [f"on spot without checkpoints, {each}: each interruption begins it anew"]
+        return [f"on spot without checkpoints, {each}: each interruption makes it start over"]
     return [
         f"on spot, {each}, {args.save_time:g} s a checkpoint: one each {spot.interval / 60:.1f} "
         "minutes costs the least time (Daly 2006)"

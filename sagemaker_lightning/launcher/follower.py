@@ -115,8 +115,7 @@ def patiently(ask: Callable[[], Answer], seconds: float, patience: float) -> Ans
                 raise
             if not waited:
                 print(
-                    f"no answer ({aws.explain(error)}); the job continues, and it is asked for "
-                    "again",
+                    f"no answer ({aws.explain(error)}); the job continues; trying again",
                     file=sys.stderr,
                     flush=True,
                 )

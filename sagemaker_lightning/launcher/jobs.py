@@ -113,7 +113,7 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
     request = again(site, job)
     if "CheckpointConfig" not in request:
         raise ValueError(
-            f"JOB: found {name}, which has no checkpoints; start it anew, with --checkpoints"
+            f"JOB: found {name}, which has no checkpoints; start it again, with --checkpoints"
         )
     limits = request["StoppingCondition"] = request["StoppingCondition"].copy()
     is_spot = request.get("EnableManagedSpotTraining", False)

@@ -144,7 +144,7 @@ class Fault(_Message):
         return cls(fields["why"], FaultKind(kind), *known, seconds_ago=ago if is_known else 0.0)
 
     def aged(self, seconds: float) -> Self:
-        """Return the fault as it is told of some seconds later."""
+        """Return the fault as it is, some seconds later."""
         return replace(self, seconds_ago=self.seconds_ago + seconds)
 
 

@@ -101,7 +101,7 @@ def thread_variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> d
 
 
 def variables_of_user(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables of COUNT that the user has set.
+    """Return the variables in COUNT_VARIABLES that the user has set.
 
     The toolkit's hook sets OMP_NUM_THREADS for a job's own program, which may call ours. A variable
     with the value that the hook would set is not the user's.

@@ -114,8 +114,8 @@ class ExactResume(EarlyCallback):
         parts: State of your own, by name, such as {"env": env}: objects with `state_dict` and
             `load_state_dict` (resume/parts/given_parts.py says when they are called).
         saves: Whether checkpoints are saved and read.
-        environment: What SageMaker says about the job, if its hosts have found each other already;
-            None to read its variables and to let them.
+        environment: What SageMaker says about the job, for a program whose hosts have found each
+            other already. None: read SageMaker's variables and wait for the hosts.
         stop: What receives the signals; it is entered already. None to receive them from the
             beginning of each training to its end.
 
@@ -363,7 +363,7 @@ class ExactResume(EarlyCallback):
             if trainer.is_global_zero:
                 log.info(
                     "this run is trained and saved as Lightning does; an interruption makes it "
-                    "start anew"
+                    "start over"
                 )
             return
         if not supported:

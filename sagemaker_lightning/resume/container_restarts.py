@@ -41,8 +41,8 @@ class ContainerRestarts:
             newest = self.all()[-1]
             lost = "" if newest.lost_steps is None else f", {newest.lost_steps} steps lost"
             log.info(
-                f"restart {len(self.environment.restarts)}: on from step {newest.resumed_step} "
-                f"within {newest.seconds:.1f} s{lost}"
+                f"restart {len(self.environment.restarts)}: continued from step "
+                f"{newest.resumed_step} after {newest.seconds:.1f} s{lost}"
             )
 
     def training_ends(self, trainer: Trainer) -> None:

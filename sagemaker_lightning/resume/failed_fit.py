@@ -52,7 +52,7 @@ class FailedFit:
         if changed:
             names = ", ".join(changed[:5]) + (", ..." if changed[5:] else "")
             log.warning(
-                f"{names}: changed after a training that failed, which is tried again now; a "
-                "program that is started again resumes within its first call of fit, and does not "
-                "do that again: after an interruption this run is not exact"
+                f"{names}: changed between the fit() that failed and this one; a program that is "
+                "started again resumes within its first fit(), and does not repeat that change: "
+                "after an interruption this run is not exact"
             )

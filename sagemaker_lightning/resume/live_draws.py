@@ -24,9 +24,7 @@ from sagemaker_lightning.state import followed_draws
 
 BATCHES_WATCHED = 2
 """Batches at the beginning of each epoch of which is seen what a step changes."""
-MADE_OF_WEIGHTS = (
-    "train_dataloader() computes with weights, for each epoch those that are trained until then"
-)
+MADE_OF_WEIGHTS = "train_dataloader() uses the current weights to make each epoch's data"
 
 
 class LiveDraws:

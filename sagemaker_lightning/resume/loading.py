@@ -115,9 +115,9 @@ def warn_of_random_model(run: "Run") -> None:
     is_random = name and first_draws.are_random(run.trainer.lightning_module)
     if is_random and run.trainer.is_global_zero:
         log.warning(
-            f"{name}: the model was made before this callback, and nothing was "
-            "seeded: what it has drawn, such as its first weights, is another draw whenever "
-            "the program begins anew; make the callback first"
+            f"{name}: the model was made before this callback, and nothing was seeded: what it "
+            "drew, such as its first weights, differs each time the program starts; make the "
+            "callback first"
         )
 
 
@@ -196,15 +196,15 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
     )
     if earlier_fits.has_saved(run.options.first_folder, run.options.fit, resumed.entries["number"]):
         note += (
-            " of this program's last training; what it has changed since, such as weights, or "
-            "attributes in on_train_end(), is as that checkpoint has it"
+            " of this program's last training; what the program changed after that training, such "
+            "as weights, or attributes in on_train_end(), is lost"
         )
     level = logging.INFO if resumed.same_ranks else logging.WARNING
     log.log(level, f"resuming from step {resumed.step}: {path}{note}")
     if given_path:
         log.warning(
-            f"{given_path}, which Trainer.fit would load, is not: this run began before, and "
-            f"resumes from its own newest checkpoint in {run.folder.path}"
+            f"{given_path} was not loaded: this run has checkpoints of its own, and continues "
+            f"from the newest one in {run.folder.path}"
         )
 
 

@@ -45,7 +45,7 @@ def begin(trainer: Trainer, folder: CheckpointDir | None, start: FirstStart | No
     """Begin the files of the loggers, or write those of the start before again.
 
     Args:
-        trainer: Lightning's trainer, which begins its training anew.
+        trainer: Lightning's trainer, whose training begins from its first step.
         folder: The folder that notes what it has found; None if it notes nothing.
         start: What the start before found, if it was killed before its first checkpoint.
     """

@@ -142,7 +142,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
             raise UserError(
                 f"--trainer.val_check_interval: found {interval}, expected 1 to "
                 f"{self.max_batches}, the batches of an epoch; or give "
-                "--trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
+                "--trainer.check_val_every_n_epoch=null, which counts batches across epochs"
             ) from None
 
     @property

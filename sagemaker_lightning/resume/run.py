@@ -164,7 +164,7 @@ class Run:
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings, gather)
         self.check = ResumeCheck(trainer, folder, gather, options.strict)
         self.resumed: Resumption | None = None
-        """The checkpoint that it resumes from; None if it begins anew."""
+        """The checkpoint that it resumes from; None if it starts over."""
         self.parts = [part(self) for part in PARTS]
         self.snapshot = Snapshot(self)
         self.stopping = Stopping(self, options.intervals)
@@ -630,7 +630,7 @@ class Run:
                 else f"step {step} was the last one"
             )
             log.info(
-                f"nothing is left to train: {reached}; to train anew, move "
+                f"nothing is left to train: {reached}; to train again, move "
                 f"{self.folder.path} away or give another {self.folder.setting}"
             )
 

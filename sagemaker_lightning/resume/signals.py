@@ -66,12 +66,13 @@ class Signals:
                 self._warn(
                     f"SIGTERM does not reach this training: {first}, the container's first "
                     "process, does not pass it on. A job that is stopped is killed, and resumes "
-                    "from its last checkpoint; docs/your-own-trainer.md says what to add"
+                    "from its last checkpoint; make the script the first process (exec), or, "
+                    "where that is bash, set BASH_ENV to launch/bash_env.sh of this package"
                 )
         else:
             self._warn(
                 "fit is not called in the main thread, where Python handles signals: SIGTERM and "
-                "Ctrl-C do not stop it with a checkpoint; those saved by time or steps are there"
+                "Ctrl-C do not stop it with a checkpoint; periodic checkpoints are still written"
             )
 
     def begin(self) -> None:

@@ -271,8 +271,8 @@ class Snapshot:
                 of_what = f"weights {first_of(weights)}" if weights else "states of the optimizers"
                 what = f"the {of_what} differ on rank 0 and rank {rank}"
                 why = (
-                    "DDP reduces no gradient of what was frozen when training began, of what it "
-                    "has to ignore, or of what no_sync() leaves out"
+                    "DDP does not average gradients of parameters that were frozen at the start, "
+                    "that it ignores, or that no_sync() leaves out"
                 )
             else:
                 continue

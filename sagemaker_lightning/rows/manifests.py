@@ -96,14 +96,14 @@ def _check_manifest(manifest: Any) -> None:
         raise ValueError(f"its files have {total_in_files} rows, which contradicts rows or total")
     numbers = manifest["settings"].get("numbers", [])
     if type(numbers) is not list or not all(type(name) is str for name in numbers):
-        raise ValueError("numbers, of its settings, is no list of names")
+        raise ValueError("settings.numbers: expected a list of names")
     if len(arrays) > MAX_ARRAYS or (not arrays and rows[0] < rows[1]):
         raise ValueError(f"it has {len(arrays)} arrays; expected 1 to {MAX_ARRAYS}")
     for name, array in arrays.items():
         check_name(name)
         _check_array(name, array)
         if name in numbers and np.dtype(array["dtype"]).kind not in "iu":
-            raise ValueError(f"{name} is to have numbers of rows, and is {array['dtype']}")
+            raise ValueError(f"{name}: expected integers, numbers of rows; found {array['dtype']}")
     _check_lengths(rows[1] - rows[0], {name: array["shape"][0] for name, array in arrays.items()})
     if len({array["file"] for array in arrays.values()}) < len(arrays):
         raise ValueError("two of its arrays are in one file")

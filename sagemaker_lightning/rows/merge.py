@@ -34,8 +34,8 @@ try:
     from sagemaker_lightning.rows.parts import HEADER_BYTES, header
 except ImportError as missing:
     sys.exit(
-        f"error: {sys.executable} has no {missing.name}; "
-        "run `make env` and use .venv/bin/python, or install the extra `rows` of this package"
+        f"error: {sys.executable} has no {missing.name}; install the extra `rows` of this "
+        "package, or, in a checkout, run `make env` and use .venv/bin/python"
     )
 
 # Bytes that are copied at a time; a multiple of the size of every kind of number.

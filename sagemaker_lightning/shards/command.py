@@ -226,7 +226,7 @@ def _begun(output: Path, number: str) -> Path:
             file.write(number.encode())
     if noted.read_text() != number:
         raise UserError(
-            f"{output}: found what a call with other files or flags has begun; give those, or a "
+            f"{output}: found the work of a call with other files or flags; give those, or a "
             f"new folder (for `index`: remove {STATE})"
         )
     return state
@@ -327,7 +327,7 @@ def _scanned(path: Path) -> Written:
                 raise ValueError(f"byte {archive.offset} is no header, and not the archive's end")
     except Exception as error:  # tarfile raises nearly any of them for a damaged header
         raise UserError(
-            f"{path}: found no whole tar shard ({printable(str(error))[:200]}); make it anew"
+            f"{path}: found no whole tar shard ({printable(str(error))[:200]}); make it again"
         ) from None
     if sample:
         noted.append((places, _checksum(sample)))

@@ -121,8 +121,8 @@ class ShardedDataset(Dataset[Any]):
             index = self.index
             number = index.place(sample).shard
             raise RuntimeError(
-                f"{source(self.location).name_of(index.shards[number].name)}: no item is made of "
-                f"sample {sample - int(index.first[number])} of it, which has "
+                f"{source(self.location).name_of(index.shards[number].name)}: sample "
+                f"{sample - int(index.first[number])} could not be converted: fields "
                 f"{', '.join(contents)} ({type(error).__name__}: {error})"
             ) from error
 
@@ -164,7 +164,7 @@ class ShardedDataset(Dataset[Any]):
         raise UserError(
             f"{origin.name_of(name)}: found other bytes at {start} to {stop} than "
             f"{indexes.NAME} describes (sample {sample - int(index.first[number])} of it): it is "
-            "damaged, or the index is of other shards; upload it again, or make the index anew"
+            "damaged, or the index is of other shards; upload it again, or make the index again"
         )
 
 
@@ -254,12 +254,12 @@ def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...]
                     problem = (
                         f"{origin.name_of(shard.name)}: found {sizes[shard.name]} bytes, expected "
                         f"{shard.bytes} by {indexes.NAME}: it is truncated, or the index is of "
-                        "other shards; upload it again, or make the index anew"
+                        "other shards; upload it again, or make the index again"
                     )
             elif not divided and not problem:
                 problem = (
                     f"{origin.name_of(shard.name)} is missing, which {indexes.NAME} names; upload "
-                    "it, or make the index anew; if each host has other shards (ShardedByS3Key), "
+                    "it, or make the index again; if each host has other shards (ShardedByS3Key), "
                     "give divided=True"
                 )
     except UserError as error:
@@ -289,6 +289,6 @@ def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...]
     if missing := set(range(len(index.shards))) - hosts.keys():
         raise UserError(
             f"{origin.name_of(index.shards[min(missing)].name)} is on no host; upload it again, or "
-            "make the index anew"
+            "make the index again"
         )
     return tuple(numbers for _, _, numbers in answers)

@@ -162,7 +162,7 @@ def _copy(source: Source, shard: Shard, path: Path) -> None:
         if copied != stop - start:
             raise UserError(
                 f"{source.name_of(shard.name)}: found its end before byte {stop}, expected "
-                f"{shard.bytes} bytes; upload it again, or make the index anew"
+                f"{shard.bytes} bytes; upload it again, or make the index again"
             )
 
     mapped(copy, range(0, shard.bytes, PIECE), CONNECTIONS)

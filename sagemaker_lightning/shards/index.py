@@ -188,7 +188,7 @@ def read(path: Path, name: str = "") -> Index:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{name or path}: found no index of shards ({printable(str(error))[:200]}); make it "
-            "anew with `python -m sagemaker_lightning.shards index`"
+            "again with `python -m sagemaker_lightning.shards index`"
         ) from None
 
 
@@ -215,7 +215,7 @@ def _read(path: Path, file: BinaryIO) -> Index:
     checksum = hashlib.blake2b(rows, digest_size=16)  # type: ignore[arg-type]  # it is a buffer
     if checksum.hexdigest() != header["blake2b"]:
         raise ValueError("its checksum does not match")
-    # `shards index` makes an index anew without the names of the classes, of the same samples.
+    # `shards index` makes an index again without the names of the classes, of the same samples.
     of_samples = json_text({**header, "classes": []}).encode()
     number = hashlib.blake2b(of_samples, digest_size=8).digest()
     index = Index(shards, fields, classes, rows, int.from_bytes(number, "little") >> 4)

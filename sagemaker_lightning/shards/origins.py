@@ -230,7 +230,8 @@ class Table(Origin):
             return pyarrow.parquet.ParquetFile(self.path)
         except Exception as error:  # pyarrow has errors of many classes for a damaged table
             raise UserError(
-                f"{self.path}: found no Parquet table ({printable(str(error))[:200]}); make it anew"
+                f"{self.path}: found no Parquet table ({printable(str(error))[:200]}); make it "
+                "again"
             ) from None
 
     def samples(self, first: int) -> Iterator[Sample]:
@@ -260,7 +261,8 @@ class Table(Origin):
             except Exception as error:  # as above; also a value that Python has no type for
                 raise UserError(
                     f"{self.path}: row group {group} cannot be read "
-                    f"({printable(str(error))[:300]}); make the table anew, or leave out the column"
+                    f"({printable(str(error))[:300]}); make the table again, or leave out the "
+                    "column"
                 ) from None
 
     def _sample(self, row: dict[str, Any], number: int) -> Sample:

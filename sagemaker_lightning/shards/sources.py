@@ -24,13 +24,13 @@ READ_TIMEOUT = 20.0  # seconds without CHUNK bytes, or without the end
 CHUNK = 2**18  # bytes; a connection holds as many in memory while it copies
 POOL = 32  # connections of a process
 ADVICE = {
-    "NoSuchKey": "it is missing; upload it again, or make the index anew",
+    "NoSuchKey": "it is missing; upload it again, or make the index again",
     "NoSuchBucket": "there is no such bucket",
     "AccessDenied": "give the job's role s3:GetObject of it and, for its bucket, s3:ListBucket",
-    "InvalidAccessKeyId": "the credentials are no one's; give the job's role",
+    "InvalidAccessKeyId": "the access key is unknown; give the job's role",
     "ExpiredToken": "the credentials have expired; give ones that are renewed, as a job's role has",
     "PreconditionFailed": "it was replaced while it was read; do not change a channel in use",
-    "InvalidRange": "it is shorter than its index says; upload it again, or make the index anew",
+    "InvalidRange": "it is shorter than its index says; upload it again, or make the index again",
     "SlowDown": "S3 throttles; use fewer data workers, or spread the shards over more prefixes",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION to it",
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to it",
@@ -315,7 +315,7 @@ def _variables_in(text: str) -> list[str]:
 def _service_files() -> Any:
     """Return what keeps botocore's description of S3, once read: data workers are forked with it.
 
-    Each client would read it anew, in 60 to 100 ms.
+    Each client would read it again, in 60 to 100 ms.
     """
     import botocore.session
 

@@ -36,7 +36,7 @@ def _size(value: Any) -> int:
 
 
 def digest(value: Any) -> bytes:
-    """Return bytes that identify a value, 8 of them; empty if no checkpoint can hold it.
+    """Return bytes that identify a value, 8 of them; empty if it cannot be saved.
 
     They are the same in each process, and read all of it.
     """

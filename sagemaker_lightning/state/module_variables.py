@@ -269,7 +269,7 @@ def _held_in(variables: Mapping[str, Any], names: Collection[str]) -> set[str]:
 
 
 class NotOfClass:
-    """The names that no variable of a class can have, or whose value no checkpoint can have.
+    """The names that no variable of a class can have, or whose value cannot be saved.
 
     A class may get, while training, what its bases have, as by `cls.total += 1`, or what none of
     them has.

@@ -90,14 +90,14 @@ class PackageVariables:
         """Return the values of the variables that `find` has found last, by name."""
         return {each.variable: Elsewhere(each.value) for each in self.tensors}
 
-    def note(self, anew: bool) -> None:
+    def note(self, forget: bool) -> None:
         """Note the values of the tensors that `find` has found.
 
         Args:
-            anew: Whether to forget what was noted before. If not, it stays.
+            forget: Whether to forget what was noted before. If not, it stays.
         """
         digests = {each.name: _digest(each.tensor) for each in self.tensors}
-        self.first_digests = digests if anew else digests | self.first_digests
+        self.first_digests = digests if forget else digests | self.first_digests
 
     def changed(self, saved: Any) -> dict[str, Any]:
         """Return the variables with a tensor that has changed and that is not saved, by name.

@@ -1,6 +1,6 @@
 """What a job's key reaches in S3: what the job's request names, and no other job's prefixes.
 
-Only requests of known forms pass, and the bucket and the key that were looked at are written anew
+Only requests of known forms pass, and the bucket and the key that were looked at are written again
 into the request: who answers it cannot read others out of it.
 """
 
@@ -128,7 +128,7 @@ def confine(environ: dict, allowed: Reach) -> None:
     """Let a request of a job's hosts to S3 pass, or raise Closed.
 
     Args:
-        environ: The request; what it asks for is written anew.
+        environ: The request; what it asks for is written again.
         allowed: What the hosts may reach.
     """
     path, _, query = environ["REQUEST_URI"].partition("?")
@@ -192,7 +192,7 @@ def _may_ask_for_bucket(
 
 
 def _confine_deletion(environ: dict, allowed: Reach, bucket: str) -> bool:
-    """Return whether all objects of DeleteObjects may be deleted; if so, write its body anew."""
+    """Return whether all objects of DeleteObjects may be deleted; if so, write its body again."""
     try:
         root = ElementTree.fromstring(gate.read(environ, MAX_DELETE_BYTES))
     except ElementTree.ParseError:
@@ -216,7 +216,7 @@ def _confine_deletion(environ: dict, allowed: Reach, bucket: str) -> bool:
 
 
 def _confined_source(header: str, allowed: Reach) -> str:
-    """Return the header that names the object to copy, written anew."""
+    """Return the header that names the object to copy, written again."""
     source, _, version = header.partition("?versionId=")
     try:
         name = unquote_to_bytes(source.encode("latin-1")).decode().lstrip("/")

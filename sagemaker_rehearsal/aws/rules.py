@@ -60,7 +60,7 @@ WITHOUT_EFFECT = {
     "ResourceConfig.VolumeKmsKeyId": "the disk is this machine's",
     "ResourceConfig.TrainingPlanArn": "the instances are this machine",
     "ResourceConfig.InstancePreferences.TrainingPlanArns": "the instances are this machine",
-    "StoppingCondition.MaxPendingTimeInSeconds": "a job is pending for no time",
+    "StoppingCondition.MaxPendingTimeInSeconds": "jobs never wait here",
     "VpcConfig": "the containers are on a network of their own",
     "EnableInterContainerTrafficEncryption": "nothing leaves this machine",
     "ProfilerConfig": "profilerconfig.json is written; no system metrics are collected",

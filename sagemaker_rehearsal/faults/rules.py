@@ -14,7 +14,7 @@ KINDS = {
     "cut network": "all packets of a host are dropped",
     "slow network": "a host sends 1 Mbit/s",
     "lossy network": "a tenth of a host's packets is dropped",
-    "fill disk": "a host's checkpoint folder takes no byte more",
+    "fill disk": "a host's checkpoint folder is full",
     "shift clock": "a host's clock is an hour ahead, within a second",
     "halve checkpoint": "the largest file of the newest checkpoint in S3 is cut in half",
     "flip checkpoint": "one bit of that file is changed",
@@ -89,7 +89,7 @@ def parse(text: str, by_hand: bool = False) -> Fault:
     seconds = schedule.seconds(match["time"])
     if seconds is not None and not 0 < seconds <= schedule.LONGEST_SECONDS:
         raise ValueError(
-            f"{name}: found {text[:200]!r}, allowed after 'for' are times above 0, up to "
+            f"{name}: found {text[:200]!r}, expected after 'for' a time above 0, up to "
             f"{schedule.LONGEST_SECONDS // 3600}h"
         )
     hosts = match["hosts"] or "any"

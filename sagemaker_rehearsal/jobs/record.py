@@ -55,7 +55,8 @@ RESTARTS = re.compile(
     r"(?:, (after step \d{1,15}))?:"
 )
 RESTARTED = re.compile(
-    r"\brestart (\d{1,6}): (on from step (\d{1,15}) within \d{1,9}\.\d s(?:, \d{1,15} steps lost)?)"
+    r"\brestart (\d{1,6}): (continued from step (\d{1,15}) after \d{1,9}\.\d s"
+    r"(?:, \d{1,15} steps lost)?)"
 )
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
 # A program may print anything: names have 100 characters at most, and a line has 100 pairs.

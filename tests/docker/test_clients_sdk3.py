@@ -133,7 +133,7 @@ def test_a_rank_that_dies_is_back_in_the_same_container(trained, ranks):
     source = {"entry_script": "dies.py", "source_dir": SOURCE}
     output, artifacts = trained(source_code=source, **ranks)
     assert "restart 1 in this container (at most 3 an hour), after step 3: " in output
-    assert "restart 1: on from step 0 within " in output
+    assert "restart 1: continued from step 0 after " in output
     assert "warm_start.py" in output.rpartition("STARTED BY")[2].partition("\n")[0]
     assert output.count("echo 'Running ") == 1  # the driver
     assert state_in(artifacts)

@@ -42,6 +42,10 @@ BETWEEN_THE_LINES = {
     "make strangers": FOR_DEVELOPERS,
     'make strangers FLAGS="a.py b.py"': FOR_DEVELOPERS,
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
+    "pip install . torch pytorch-lightning": (
+        "test_package.py::test_a_wheel_installs_into_an_empty_environment"
+    ),
+    "python exact.py": "test_readme.py::test_the_five_lines_say_what_the_page_says",
     "make compat": FOR_DEVELOPERS,
     "make compat LIGHTNING=2.5.2": FOR_DEVELOPERS,
     "make compat PACKAGE=lightning LIGHTNING=2.6.6": FOR_DEVELOPERS,

@@ -80,7 +80,7 @@ def test_the_readme_and_the_page_of_interruptions_cite_the_same_rounds():
         PAGES["docs/interruptions.md"],
         re.MULTILINE | re.DOTALL,
     )
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert set(re.findall(NUMBER, " ".join(rows))) <= set(re.findall(NUMBER, table[0]))
 
 

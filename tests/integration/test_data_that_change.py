@@ -255,7 +255,7 @@ def test_an_iterator_of_ones_own_is_reported_and_left_alone(tmp_path: Path, capf
         short_trainer(tmp_path, StopsAt(0, 5)).fit(Iterating())
     short_trainer(tmp_path).fit(Iterating())
     warnings = re.findall(
-        r"^warning: (.*) and no checkpoint can hold", capfd.readouterr().out, re.M
+        r"^warning: (.*) and its position cannot be saved", capfd.readouterr().out, re.M
     )
     assert (
         warnings

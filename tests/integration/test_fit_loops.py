@@ -65,10 +65,10 @@ def alone(tmp_path_factory) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("moment", "step", "kind", "says"),
     [
-        ("stop batch 0:0", 1, "batch", "the state is as it was saved, and the next batch the one"),
+        ("stop batch 0:0", 1, "batch", "the state is as it was saved, and the next batch is the"),
         ("stop validation 0:1", 2, "validation", "the state is as it was saved, and the next "),
         ("stop batch 0:3", 4, "validation", "the state is as it was saved"),
-        ("stop end 0", 4, "epoch", "the state is as it was saved; no step after it is known that"),
+        ("stop end 0", 4, "epoch", "the state is as it was saved; the interrupted run recorded no"),
         ("fails batch 1:2", 4, "epoch", "the next 2 steps are those of the interrupted run, bit"),
     ],
 )
@@ -239,7 +239,7 @@ def test_an_epoch_that_ends_early_ends_once(tmp_path):
 
 
 class Stream(IterableDataset):
-    """A library's stream: it knows how far it was, and begins anew whenever it is iterated."""
+    """A library's stream: it knows how far it was, and starts over whenever it is iterated."""
 
     __module__ = "datasets.iterable_dataset"
 
@@ -674,8 +674,7 @@ def test_new_loaders_are_prepared_and_the_old_ones_left(tmp_path):
             5,
             {},
             "--trainer.val_check_interval: found 5, expected 1 to 4, the batches of an epoch; "
-            "or give --trainer.check_val_every_n_epoch=null, which counts them on through the "
-            "epochs",
+            "or give --trainer.check_val_every_n_epoch=null, which counts batches across epochs",
         ),
         (4, {}, ""),
         (1.0, {}, ""),

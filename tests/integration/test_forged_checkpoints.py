@@ -584,7 +584,7 @@ def sparse() -> torch.Tensor:
     ],
 )
 def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bounded, make):
-    """It is skipped as a damaged one is; without another one, the run does not begin anew."""
+    """It is skipped as a damaged one is; without another one, the run does not start over."""
     run = interrupted_run()
     path = forge(run, lambda content: state_of_rank(content).update(events=make()))
     with pytest.raises(

@@ -275,7 +275,7 @@ def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
     described = (tmp_path / "run/output/model/model.json").read_text()
     for path in (tmp_path / "run/output/model").iterdir():
         path.unlink()
-    assert "nothing is left to train: step 33 was the last one; to train anew, move" in run.finish()
+    assert "nothing is left to train: step 33 was the last one; to train again" in run.finish()
     assert run.result == result and run.steps == steps
     assert (tmp_path / "run/output/model/model.json").read_text() == described
     later_output = run.finish("--trainer.max_epochs=4")  # and more epochs are welcome

@@ -205,7 +205,7 @@ def test_a_training_that_has_failed_is_the_same_one_if_it_is_tried_again(tmp_pat
     fits.fit(model)
     (line,) = re.findall("^warning: (.*)$", capfd.readouterr().out, re.MULTILINE)
     assert line.startswith(
-        "model.calls, model.fails: changed after a training that failed, which is"
+        "model.calls, model.fails: changed between the fit() that failed and this one"
     )
     assert [path.name for path in tmp_path.glob("fit-*")] == ["fit-2"]
     as_in_a_new_process()

@@ -47,7 +47,7 @@ class LogsEachValidationBatch(Classifier):
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 2])
 def test_the_batches_of_validations_are_counted_on(tmp_path: Path, every: int):
-    """Lightning logs them over their number, which begins anew with new loaders."""
+    """Lightning logs them over their number, which starts over with new loaders."""
 
     def train(folder: Path, until: int) -> None:
         trainer = short_trainer(
@@ -112,7 +112,7 @@ def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
     assert train(tmp_path / "run", 0) == expected and len(expected["train_loss_step"]) == 11
     assert "History" not in capfd.readouterr().out
     train(tmp_path / "arrays", 1, as_arrays=True)
-    says = "History.values holds a numpy.ma.MaskedArray, which no checkpoint can hold"
+    says = "History.values holds a numpy.ma.MaskedArray, which cannot be saved"
     assert capfd.readouterr().out.count(says) == 1
 
 
@@ -131,7 +131,7 @@ class Rows(History):
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_table_that_no_checkpoint_can_hold_is_named(tmp_path: Path, capfd, empty):
     short_trainer(tmp_path, logger=Rows(empty), log_every_n_steps=5).fit(Untested())
-    says = f"{__name__}.Rows.rows is a pyarrow.lib.Table, which no checkpoint can hold"
+    says = f"{__name__}.Rows.rows is a pyarrow.lib.Table, which cannot be saved"
     assert capfd.readouterr().out.count(says) == 1
 
 

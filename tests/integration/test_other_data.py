@@ -32,7 +32,7 @@ def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples
     short_trainer(tmp_path, PressCtrlC(0), max_epochs=2).fit(Untested(), loader(samples, seed))
     output = capfd.readouterr().out
     assert (
-        f"on rank 0, {says}; likely because of data that were read or drawn anew" in output
+        f"on rank 0, {says}; likely because of data that were read or drawn again" in output
     ) is (bool(says))
     assert ("warning: resumed" in output) is bool(says)
 

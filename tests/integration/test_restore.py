@@ -311,7 +311,7 @@ def test_a_layer_that_is_not_made_again_is_refused(tmp_path):
         trainer(tmp_path).fit(Growing(grows=False))
     assert str(raised.value) == (
         f"ExactResume(dirpath={tmp_path}): step 2 is of another run: its model has extra.bias, "
-        "this one does not; give another folder, or move the checkpoints away to start anew"
+        "this one does not; give another folder, or move the checkpoints away to start over"
     )
 
 
@@ -345,7 +345,7 @@ def test_buffers_that_have_grown_are_restored(tmp_path, model_class):
 
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_pruned_model_is_pruned_again(tmp_path, every):
-    """Also if a hook at the start of training uses the pruned layer, and if data are made anew."""
+    """Also if a hook at the start of training uses the pruned layer, and if data are made again."""
 
     def pruned(folder: Path, stop: str = "") -> tuple:
         pruning = ModelPruning("l1_unstructured", amount=0.5, make_pruning_permanent=False)
@@ -539,7 +539,7 @@ def test_a_rate_that_a_hook_sets_before_a_step_is_no_difference(tmp_path, capfd)
 
     alone, model = alone_and_resumed(train, tmp_path, "batch 0:1")
     out = capfd.readouterr().out
-    assert weights(model) == weights(alone) and "the next batch the one that was to come" in out
+    assert weights(model) == weights(alone) and "the next batch is the expected one" in out
 
 
 class Recounting(Noted):

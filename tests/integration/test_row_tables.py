@@ -402,7 +402,7 @@ def test_only_rows_that_come_back_are_done(host, monkeypatch, capsys, job_has, s
     copied = None if job_has == "no folder" else host.environment.checkpoint_dir
     host.environment = replace(host.environment, is_job=True, copied_dir=copied)
     compute_eight_of_ten_rows(host)
-    notice = "an interruption makes this run begin anew: the job has no CheckpointConfig; give"
+    notice = "an interruption makes this run start over: the job has no CheckpointConfig; give"
     assert (notice in capsys.readouterr().out) == (job_has == "no folder")
     if job_has == "a mark":
         (first, _) = sorted(host.environment.checkpoint_dir.glob("blocks-*/*.npz"))

@@ -104,7 +104,7 @@ def test_a_checkpoint_has_the_state_of_its_step_whenever_it_is_written(tmp_path:
 
 
 class Unsaveable(Untested):
-    """Holds an object that no checkpoint can hold, in its checkpoints or its hyperparameters."""
+    """Holds an object that cannot be saved, in its checkpoints or its hyperparameters."""
 
     def __init__(self, place: str) -> None:
         super().__init__()

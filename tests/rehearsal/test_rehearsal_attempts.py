@@ -169,13 +169,13 @@ def test_restarts_in_the_container_are_not_those_of_instances():
         "resuming from step 4: /opt/ml/checkpoints/step-4.ckpt",
         "restart 1 in this container (at most 3 an hour), after step 17: a rank failed",
         "resuming from step 12: /opt/ml/checkpoints/step-12.ckpt",
-        "restart 1: on from step 12 within 9.3 s, 5 steps lost",
+        "restart 1: continued from step 12 after 9.3 s, 5 steps lost",
         "restart 2 in this container (at most 3 an hour): a rank failed",
     ):
         attempt.note_resume(line)
     assert (attempt.resumed, attempt.resumed_from) == (4, "step-4.ckpt")
     assert [each.words for each in attempt.restarts] == [
-        "after step 17, on from step 12 within 9.3 s, 5 steps lost",
+        "after step 17, continued from step 12 after 9.3 s, 5 steps lost",
         "before the first step",
     ]
     first, second = attempt.restarts

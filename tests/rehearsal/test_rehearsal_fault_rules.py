@@ -42,7 +42,7 @@ def test_the_fault_that_a_text_is(text, kind, rank, hosts, seconds, step, at, ev
         ("fill disk 3 at 3s", "expected a number after 'rank' alone"),
         ("kill rank at 3s for 5s", "expected 'for' with what lasts: cut network, "),
         ("halve checkpoint at 3s for 5s", "expected 'for' with what lasts"),
-        ("freeze rank at 3s for 0s", "allowed after 'for' are times above 0"),
+        ("freeze rank at 3s for 0s", "expected after 'for' a time above 0"),
         ("freeze rank at 3s for 673h", "up to 672h"),
         ("freeze rank every 0s", "expected a time above 0 after 'every'"),
         ("freeze rank at 700h", "expected times up to 672h"),

@@ -59,7 +59,7 @@ def test_what_a_job_may_do(endpoint):
         lambda: ecr.create_repository(repositoryName="repository"),
     ]
     for forbidden_call in forbidden_calls:
-        with pytest.raises(ClientError, match="allowed to a job's hosts is") as refused:
+        with pytest.raises(ClientError, match="expected from a job's hosts") as refused:
             forbidden_call()
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
     order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()

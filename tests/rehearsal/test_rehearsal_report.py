@@ -378,11 +378,11 @@ def test_how_an_attempt_continued_is_shown(tmp_path: Path):
     record.attempts[1].proved = PROVED.search(log_line)[1]
     text = write_page(record, tmp_path).text
     assert "continued" in text and "step 33 is not that of the interrupted run: ..." in text
-    words = ["after step 17", "after step 40, on from step 36 within 9.3 s"]
+    words = ["after step 17", "after step 40, continued from step 36 after 9.3 s"]
     record.attempts[1].restarts = [Restart(k + 1, words[k]) for k in range(2)]
     text = write_page(record, tmp_path).text
     assert "restarts in the container" in text
-    assert "after step 17; after step 40, on from step 36 within 9.3 s" in text
+    assert "after step 17; after step 40, continued from step 36 after 9.3 s" in text
 
 
 def resumed_job(

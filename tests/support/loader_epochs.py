@@ -45,7 +45,7 @@ def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
 
 
 def rest(batches) -> list:
-    """Return what is left of an epoch, which to iterate over would begin anew."""
+    """Return what is left of an epoch, which to iterate over would start over."""
     return list(iter(lambda: next(batches, None), None))
 
 
@@ -162,7 +162,7 @@ class AtOnce:
 
 
 class Looping:
-    """A loader that is its own iterator, and begins anew with each iteration."""
+    """A loader that is its own iterator, and starts over with each iteration."""
 
     def __iter__(self):
         self.at = 0

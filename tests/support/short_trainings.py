@@ -228,7 +228,7 @@ class Stream:
 
 
 class Streamed(Validated):
-    """Trains on a stream that no checkpoint can hold."""
+    """Trains on a stream that cannot be saved."""
 
     def train_dataloader(self):
         return Stream()

@@ -276,7 +276,7 @@ class Centered(Classifier):
 
 
 class Thaws(Classifier):
-    """Makes its optimizers anew once all weights are trained."""
+    """Makes its optimizers again once all weights are trained."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def run_of(
     setting: str = "--resume.dirpath",
     other_settings: bool = False,
 ) -> Run:
-    """Return a run that begins anew, and has not begun."""
+    """Return a run that starts over, and has not begun."""
     run = object.__new__(Run)
     run.trainer = trainer
     run.folder = CheckpointDir(CheckpointHome(folder), 3, setting)

@@ -126,15 +126,15 @@ def own_hook(module, inputs):
 
 
 class Row:
-    """A thing that no checkpoint can hold."""
+    """A thing that cannot be saved."""
 
     def __init__(self) -> None:
         self.file = io.TextIOWrapper(io.BytesIO())
 
 
 UNSAVED = (
-    ", which no checkpoint can hold: a resumed run starts with what the program makes there "
-    "itself; keep numbers, text, "
+    ", which cannot be saved: a resumed run starts with the program's initial value; keep "
+    "numbers, text, "
 )
 
 

@@ -3,7 +3,8 @@
     python tests/tools/prose.py
 
 prints a line for each and ends with status 1 if there is one; `make lint` runs it. It reads the
-pages without their blocks of code, and the comments, docstrings and messages of Python's files.
+pages without their blocks of code, the comments, docstrings and messages of Python's files, and the
+comments of Makefile, Dockerfile, scripts and workflows.
 """
 
 import io
@@ -16,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/", "results/")
+COMMENTED = ("Makefile", "Dockerfile", ".sh", ".yml", "run")  # .ci/run
 FOLDERS = ("app", "benchmarks", "examples", "sagemaker_lightning", "sagemaker_rehearsal", "scripts")
 
 PHRASES = {
@@ -28,18 +30,27 @@ PHRASES = {
     r"\b(?:goes|go|going|went|gone) on\b": "continue",
     r"\bcame of\b": "the result of, caused",
     r"\ballowed (?:is|are)\b": "expected",
+    r"[,;:] allowed [^,.;:]{0,40} (?:is|are)\b": "expected",
+    r"(?:^|[.,;:] )(?:[Ll]ogged|[Nn]amed|[Nn]eeded|Not \w+) (?:is|are)\b": "expected ...",
 }
 """What is looked for, and what says it plainly. A space may be the end of a line."""
 
+PHRASES_OF_TEXTS = {r"\banew\b": "again, over"}
+"""What is looked for in texts, but not in the names of tests."""
+
 PHRASES_OF_PAGES = {
     r"(?<![Tt]here\s)\bis no\b(?! (?:longer|reason|more)\b)": "is not a",
-    r"\banew\b": "again, from the beginning",
     r"\bone's\b": "your, a user's",
 }
 """What is looked for in pages alone: messages that tests and programs read have these, too."""
 
 OF_OTHERS = {
     "CheckpointIO": "Lightning's",
+    "_post_forward": "torch's",
+    "_set_sampler_epoch": "Lightning's",
+    "ncclGetErrorString": "NCCL's",
+    "rhOWNER": "an example of a name",
+    "vectorize": "numpy's",
     "ELBOModule": "pyro's",
     "MLFLOW_TRACKING_URI": "MLflow's",
     "MultiheadAttention": "torch's",
@@ -59,11 +70,13 @@ OF_OTHERS = {
     "sagemaker_lightning_before_hooks": "made of two names",
     "train_multi_node_torchrun.py": "the original's",
 }
-"""Names that the pages have and the code does not, and whose they are."""
+"""Names that texts have and the code does not, and whose they are."""
+OF_OTHERS_ONLY = "sagemaker_lightning/compat/"
+"""The folder whose texts cite names within other packages."""
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`([A-Za-z_]\w*(?:[./][\w-]+)*)(?:\(\))?`")
-"""What a page has in backticks, if it is a name of code or a path."""
+"""What a text has in backticks, if it is a name of code or a path."""
 MAX_WORDS = 50
 ENDS = re.compile(r"(?<=[.!?])\s|\n\s*\n|\n(?=\s*[-#|])|\|")
 """Ends of sentences, of paragraphs, of points of a list and of cells of a table."""
@@ -88,6 +101,9 @@ def texts(name: str, content: str) -> Iterator[tuple[int, str]]:
     if name.endswith(".md"):
         yield 1, without_code(content)
         return
+    if not name.endswith(".py"):
+        yield 1, "\n".join(line.partition("#")[2].lstrip("# ") for line in content.splitlines())
+        return
     comment: list[str] = []
     begins = 0
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
@@ -103,7 +119,7 @@ def texts(name: str, content: str) -> Iterator[tuple[int, str]]:
 
 def phrases(name: str, content: str) -> Iterator[str]:
     """Yield a line for each phrase of the table that a file has."""
-    table = PHRASES | PHRASES_OF_PAGES if name.endswith(".md") else PHRASES
+    table = PHRASES | PHRASES_OF_TEXTS | (PHRASES_OF_PAGES if name.endswith(".md") else {})
     for first, text in texts(name, content):
         for pattern, plain in table.items():
             for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.MULTILINE):
@@ -123,25 +139,27 @@ def phrases_of_tests(name: str, content: str) -> Iterator[str]:
 
 @cache
 def words_of_code() -> set[str]:
-    """Return the words of all files that are not pages, and of all paths."""
+    """Return the words of all paths, and of all files but pages, without those in backticks."""
     known = set(OF_OTHERS)
     for path in files(""):
         known.update(re.findall(r"[\w.-]+|\w+", str(path.relative_to(ROOT))), [path.stem])
         if path.suffix not in (".md", ".png") and path != Path(__file__):
-            known.update(re.findall(r"[\w-]+", path.read_text(errors="replace")))
+            content = path.read_text(errors="replace")
+            content = NAME.sub("", content) if path.suffix == ".py" else content
+            known.update(re.findall(r"[\w-]+", content))
     return known
 
 
 def unknown_names(name: str, content: str) -> Iterator[str]:
-    """Yield a line for each name that a page has in backticks, and no code and no path has."""
-    text = without_code(content)
-    for match in NAME.finditer(text):
-        if match[1] in words_of_code():
-            continue
-        parts = match[1].split("/" if "/" in match[1] else ".")
-        if lacking := [part for part in parts if part not in words_of_code()]:
-            line = 1 + text.count("\n", 0, match.start())
-            yield f"{name}:{line}: `{match[1]}`: no code has {lacking[0]} (OF_OTHERS in prose.py)"
+    """Yield a line for each name that a text has in backticks, and no code and no path has."""
+    for first, text in texts(name, content):
+        for match in NAME.finditer(text):
+            if match[1] in words_of_code():
+                continue
+            parts = match[1].split("/" if "/" in match[1] else ".")
+            if lacking := [part for part in parts if part not in words_of_code()]:
+                line = first + text.count("\n", 0, match.start())
+                yield f"{name}:{line}: `{match[1]}`: no code has {lacking[0]} (see OF_OTHERS)"
 
 
 def long_sentences(name: str, content: str) -> Iterator[str]:
@@ -159,16 +177,22 @@ def long_sentences(name: str, content: str) -> Iterator[str]:
 def main() -> int:
     """Print what is found; return 1 if there is anything, else 0."""
     found: list[str] = []
-    for path in files(".md", ".py"):
+    for path in files(".md", ".py", *COMMENTED):
         name = str(path.relative_to(ROOT))
+        content = path.read_text()
         if name.startswith("tests/") and name.endswith(".py"):
-            found += phrases_of_tests(name, path.read_text())
+            found += phrases_of_tests(name, content)
         is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith(PAGES))
-        if is_page or (name.endswith(".py") and name.startswith(FOLDERS)):
-            found += phrases(name, content := path.read_text())
-            if is_page and name != "CHANGELOG.md":  # it has names of before, too
-                found += unknown_names(name, content)
-                found += long_sentences(name, content)
+        is_code = name.endswith(".py") and name.startswith(FOLDERS)
+        if is_page or is_code or name.endswith(COMMENTED):
+            found += phrases(name, content)
+        # The changelog and the compatibility layer name what this code does not have.
+        if (is_page and name != "CHANGELOG.md") or (
+            is_code and not name.startswith(OF_OTHERS_ONLY)
+        ):
+            found += unknown_names(name, content)
+        if is_page and name != "CHANGELOG.md":
+            found += long_sentences(name, content)
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

@@ -195,9 +195,9 @@ GOOD_MACHINE = {
             {"gpu": "", "driver": "470", "trouble": "too old"},
             r"GPU: torch .* \(too old\); found is driver 470, needed",
         ),
-        ({"gpu_free": 3}, "GPU memory: 3.0 GiB are free, needed are 8; end"),
-        ({"free": 2}, "memory: 2.0 GiB are free, needed are 8"),
-        ({"disk": 1.5}, "disk for temporary files: 1.5 GiB are free, needed are 8"),
+        ({"gpu_free": 3}, "GPU memory: found 3.0 GiB free, expected 8; end"),
+        ({"free": 2}, "memory: found 2.0 GiB free, expected 8"),
+        ({"disk": 1.5}, "disk for temporary files: found 1.5 GiB free, expected 8"),
     ],
 )
 def test_a_machine_that_will_not_do_is_reported_in_a_line(machine_state, message):

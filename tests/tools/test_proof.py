@@ -317,14 +317,18 @@ def test_a_damaged_journal_is_reported(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("names", "flags", "says"),
     [
-        (["a"], {}, "a differs; likely because of a name that has changed, or a hook that sets it"),
+        (
+            ["a"],
+            {},
+            "a differs; likely because of a renamed attribute, or a hook that sets it again",
+        ),
         (["a", "b", "c"], {}, "a, b, c differ; likely"),
         (list("abcdefghijklmnopqrstu"), {}, "r, s, t (and 1 more) differ; likely"),
         (
             ["the length of train.0.dataset"],
             {},
             "on rank 0, the length of train.0.dataset differs; likely because of data that were "
-            "read or drawn anew, and are others; the run",
+            "read or drawn again, and are others; the run",
         ),
         (["the numbers in train.0.dataset"], {}, "the numbers in train.0.dataset differ; likely"),
         (["the length of train.0.dataset", "a"], {}, "differ; likely because of data that were"),
@@ -340,7 +344,7 @@ def test_state_that_differs_is_reported_with_its_cause(tmp_path, capsys, names, 
     """The old run's steps after the checkpoint count no more."""
     run = Ranks(tmp_path, (0, 2, 2))
     run.begin(interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3), flags)
-    of_data = "data that were read or drawn anew, and are others"
+    of_data = "data that were read or drawn again, and are others"
     whys = {name: of_data if name.startswith("the length") else "" for name in names}
     run.proof.check_restored(whys)
     output = capsys.readouterr().out
@@ -470,7 +474,7 @@ def test_the_announced_batch_is_the_one_that_comes(tmp_path, monkeypatch, capsys
     run.trainer.optimizers = [Fake(param_groups=[{"lr": 0.25}])]
     run.train(0.2)
     run.proof.finish()
-    words = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
+    words = "the state is as it was saved, and the next batch is the expected one, bit for bit"
     assert run.proof.results == [{"step": 2, "identical": True, "steps": 0, "said": words}]
     assert capsys.readouterr().out == f"resumed at step 2: {words}\n"
 
@@ -479,7 +483,9 @@ def test_nothing_is_known_of_what_was_to_come(tmp_path, capsys):
     run = resumed(tmp_path, interrupted(tmp_path, 0.0, 0.1))
     run.train(0.2)
     run.proof.finish()
-    words = "the state is as it was saved; no step after it is known that could be compared"
+    words = (
+        "the state is as it was saved; the interrupted run recorded no later step to compare with"
+    )
     assert run.proof.results == [{"step": 2, "identical": None, "steps": 0, "said": words}]
     assert capsys.readouterr().out == f"resumed at step 2: {words}\n"
 
@@ -523,7 +529,7 @@ def test_a_batch_that_is_skipped_is_not_compared(tmp_path, monkeypatch):
     """on_train_batch_start may skip the batch that was announced; a step that was done, is."""
     run_id = stopped(tmp_path, monkeypatch, ResumePoint.VALIDATION, upcoming=7)
     for run_id_, says in (
-        (run_id, "the state is as it was saved; no step"),
+        (run_id, "the state is as it was saved; the int"),
         (interrupted(tmp_path / "b", 0.0, 0.1, 0.2), "only the interrupted run had batch 2 of"),
     ):
         run = resumed(tmp_path if run_id_ == run_id else tmp_path / "b", run_id_)
@@ -628,7 +634,7 @@ def test_a_checkpoint_has_the_journal_written(tmp_path, capsys):
     proof.checkpoint_saved(ResumePoint.BATCH)
     assert capsys.readouterr().out == (
         f"warning: the journal {tmp_path}/journal-0.bin cannot be written (No space left on "
-        "device); what comes after an interruption will not be compared\n"
+        "device); the steps after an interruption cannot be compared\n"
     )
 
 
@@ -676,7 +682,7 @@ def test_digests_on_a_device_are_read_after_a_second(tmp_path, clock):
     run.train(0.3)
     clock[0] += 0.6
     run.train(0.4)
-    assert len(run.positions) == 3  # the second begins anew
+    assert len(run.positions) == 3  # the second starts over
     run.proof.finish()
     assert run.positions == [(0, batch) for batch in range(5)]
 

@@ -19,8 +19,12 @@ NONE = "is" + " none"  # not as one: this file may be read, too
         ("a.py", "f'{x}: found {y}, allowed is {z}'", [(1, "allowed is")]),
         ("a.py", "'the job goes '\n'on'; 'it went on'", [(2, "went on")]),
         ("a.py", "def f(told): told()", []),
+        ("a.py", "'found 1, needed are 2'; 'what is needed is 2'", [(1, ", needed are")]),
+        ("a.py", "'found 1, allowed after x are 2'", [(1, ", allowed after x are")]),
+        ("Makefile", "x: y  # one lock\n# is" + " none.\n\ttold", [(2, NONE)]),
         ("docs/a.md", "It is no" + " lock.\nIt begins\nanew.", [(1, "is no"), (3, "anew")]),
         ("docs/a.md", "a lock of\none's own", [(2, "one's")]),
+        ("a.py", "'it begins ' + anew + 'anew'", [(1, "anew")]),
     ],
 )
 def test_phrases(name, content, found):
@@ -67,6 +71,8 @@ def test_names_that_no_code_has():
         f"docs/a.md:2: `{gone}`",
         f"docs/a.md:2: `resume/{gone}.py`",
     ]
+    (line,) = unknown_names("a.py", f'{gone} = 1\n"""\nIt has `{gone}` and `ExactResume`."""')
+    assert line.startswith(f"a.py:3: `{gone}`: no code has ")
 
 
 def test_sentences_that_are_too_long():

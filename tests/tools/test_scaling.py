@@ -219,7 +219,7 @@ def test_a_job_that_fails_ends_the_table():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--instances", "2", "4"), "error: --instances: found [2, 4], needed is 1 among them"),
+        (("--instances", "2", "4"), "error: --instances: found [2, 4], expected 1 among them"),
         (("--", "--checkpoints=s3://my-bucket/c"), "error: --checkpoints: not allowed here"),
         (("--", "--instance-count", "3"), "error: --instance-count: not allowed here"),
         (("--", "--imag=x"), "error: the job on 1 instances did not complete"),

@@ -269,9 +269,9 @@ def natural(name: str) -> tuple:
 
 # Lines in which a run says that it is not exact, or not supported.
 NOT_EXACT = re.compile(
-    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint saves it|differs "
+    r"^.*(not that of the interrupted run|cannot be saved|no checkpoint saves it|differs "
     r"from that of an uninterrupted run|not exact|cannot be resumed|not supported|as Lightning "
-    r"does; an interruption makes it start anew).*$",
+    r"does; an interruption makes it start over).*$",
     re.MULTILINE,
 )
 

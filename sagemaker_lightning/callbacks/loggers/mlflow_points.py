@@ -106,7 +106,7 @@ class Points:
     def __init__(self, client: Any) -> None:
         self.client = client
         self.runs: dict[str, _Run] = {}
-        self.begun: set[str] = set()  # the runs of which it is known which points come again
+        self.begun: set[str] = set()  # ids of runs whose repeated points are known
         # Points that wait until that is known.
         self.held: list[tuple[str, list[Any], bool | None]] | None = None
         self.sending: list[Any] = []  # what is sent in the background

@@ -1,4 +1,4 @@
-"""A loader that cannot begin at a batch: it is begun anew, and drawn to the position."""
+"""A loader that cannot begin at a batch: it starts over, and is drawn to the position."""
 
 import contextlib
 import itertools
@@ -123,8 +123,8 @@ class Redrawn(UnplacedLoader):
         stays = any(getattr(each, "persistent_workers", False) for each in self.data_loaders)
         if stays and not self.own and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
-                f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
-                "that an epoch can be resumed, and so does what it counts in them; to keep both, "
+                f"persistent_workers: the workers of {self.name} start over with each epoch, so "
+                "that an epoch can be resumed, and so do their counters; to keep both, "
                 "use torchdata's StatefulDataLoader, and give the dataset a state_dict()"
             )
 
@@ -276,7 +276,7 @@ class Redrawn(UnplacedLoader):
         self.why = f"{self.name} draws {reason}"
 
     def _leave(self, reason: str) -> None:
-        """Leave the loader to Lightning: at once what is drawn, its iterations from the next on."""
+        """Stop controlling the loader: its draws at once, its iterations from the next one."""
         self.seeds = False
         self.strange_because = reason
         self.why = strange.why(self.name, reason)
@@ -284,7 +284,7 @@ class Redrawn(UnplacedLoader):
     def _next_of_kept(self) -> Any:
         """Return the next batch of an iterator that the loader continues with if it is begun again.
 
-        It is NO_BATCH if there is none: a loader may also keep one that it then makes anew.
+        It is NO_BATCH if there is none: a loader may also keep one that it then makes again.
         """
         kept = kept_iterators(self.loader)
         if not kept:
@@ -332,10 +332,10 @@ class Redrawn(UnplacedLoader):
             if is_of_users_code(error):
                 raise  # what that says is theirs to see
             raise UserError(
-                f"--data: {self.name} does not take the state that it has saved "
+                f"{self.name} does not take the state that it has saved "
                 f"({printable(f'{type(error).__name__}: {error}')[:200]}); continue with the "
                 "options and the number of data workers that it had, or move the checkpoints away "
-                "to start anew"
+                "to start over"
             ) from error
         # litdata's loader asks its datasets for their lengths as if there were no workers, and
         # leaves them so.
@@ -344,7 +344,7 @@ class Redrawn(UnplacedLoader):
     def _source_state(self) -> Any:
         """Return the state with which a new process draws what comes next.
 
-        It is None if one that begins anew draws it.
+        It is None if one that starts over draws it.
         """
         state = self._encoded_source()
         fresh = self.fresh_source

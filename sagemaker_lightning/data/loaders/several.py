@@ -218,7 +218,7 @@ class TrainingLoaders(EndingLoaders):
             try:
                 values.encode(getattr(fetcher, "batches", []))
             except NotSaved as error:
-                return f"a batch holds {with_article(error.kind)}, which no checkpoint can hold"
+                return f"a batch holds {with_article(error.kind)}, which cannot be saved"
         return ""
 
     def __iter__(self) -> "TrainingLoaders":

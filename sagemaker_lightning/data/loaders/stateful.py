@@ -178,7 +178,7 @@ class Stateful(UnplacedLoader):
         Args:
             start: Number of batches before it.
             ended: Whether it is the state of an end.
-            after_end: Whether the loader begins anew by itself after it.
+            after_end: Whether the loader starts over by itself after it.
         """
         self._begin_turn(0)
         plan(self.loader, self.begun - 1 - after_end, start)

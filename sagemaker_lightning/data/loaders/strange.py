@@ -26,7 +26,7 @@ IN_THREAD = "draws in a thread of its own"
 def why(name: str, reason: str) -> str:
     """Return what is said of a loader, for a reason that follows its name."""
     return (
-        f"{name} {reason}, so it draws as Lightning alone would have it, and a resumed run may "
+        f"{name} {reason}, so it draws as with Lightning alone, and a resumed run may "
         "have other batches than one left alone"
     )
 

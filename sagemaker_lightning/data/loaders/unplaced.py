@@ -69,7 +69,7 @@ class UnplacedLoader(ResumableLoader):
         """
         number = printable(str(before))[:20]
         return UserError(
-            f"--data: {self.name} {has} with {number} data workers, now there are {self.workers}; "
+            f"{self.name} {has} with {number} data workers, now there are {self.workers}; "
             f"continue with num_workers={number}"
         )
 

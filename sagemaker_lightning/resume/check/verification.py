@@ -145,7 +145,7 @@ class ResumeCheck:
 
         Args:
             entries: This package's entries of the checkpoint that training resumes from; empty if
-                it starts anew.
+                it starts over.
             flags: All settings by flag.
             comparable: Whether the run is expected to repeat the interrupted one. With another
                 number of ranks, nothing is compared.
@@ -228,7 +228,7 @@ class ResumeCheck:
             cause = (
                 ", or ".join(self.changes[:3])
                 or next(filter(None, differing.values()), "")
-                or "a name that has changed, or a hook that sets it anew"
+                or "a renamed attribute, or a hook that sets it again"
             )
             self.difference = Difference(
                 self._position(), self.trainer.global_rank, self.step, description, cause
@@ -320,8 +320,8 @@ class ResumeCheck:
         journal.remove_before(self.saved_positions[0])
         if problem := journal.take_problem():
             log.warning(
-                f"the journal {journal.path} cannot be written ({problem}); what comes after "
-                "an interruption will not be compared"
+                f"the journal {journal.path} cannot be written ({problem}); the steps after an "
+                "interruption cannot be compared"
             )
 
     def finish(self, point: ResumePoint | None = None) -> None:
@@ -486,12 +486,14 @@ class ResumeCheck:
             text = f"{steps_are} {that} of the interrupted run, bit for bit"
         elif announced:
             text = (
-                "the state is as it was saved, and the next batch the one that was to come, bit "
-                "for bit"
+                "the state is as it was saved, and the next batch is the expected one, bit for bit"
             )
         else:
             identical = None
-            text = "the state is as it was saved; no step after it is known that could be compared"
+            text = (
+                "the state is as it was saved; the interrupted run recorded no later step to "
+                "compare with"
+            )
         if self.lost and not first:
             text += f"; no checkpoint has {first_of([*map(str, self.lost)])}"
         return {"step": self.step, "identical": identical, "steps": steps, "said": text}

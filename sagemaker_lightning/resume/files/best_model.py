@@ -58,8 +58,8 @@ class BestModel(BestCheckpoint):
             self.has_warned_of_name = True
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
                 log.warning(
-                    f"the best model's filename {self.filename}: {unknown[0]} is not "
-                    f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}"
+                    f"the best model's filename {self.filename}: {unknown[0]} is not logged: 0 is "
+                    f"used; logged metrics: {', '.join(sorted(metrics))[:300]}"
                 )
         return super().format_checkpoint_name(metrics, *args, **kwargs)
 

@@ -225,7 +225,7 @@ def _size_problem(path: Path) -> str:
 
     A checkpoint is input. By a few bytes, pickle makes a list that holds another one many times,
     and torch a tensor whose elements are all one number in memory. Whoever copies them makes each
-    part anew. So the parts of a checkpoint to resume from are not larger together than its file.
+    part again. So the parts of a checkpoint to resume from are not larger together than its file.
     They have plain values alone: torch reads functions and classes, too.
     """
     try:

@@ -1,6 +1,6 @@
 """What a training found at its start, for one that is killed before its first checkpoint.
 
-The next start begins anew. With this, it logs to the same files, and its ModelCheckpoints write
+The next run starts over. With this, it logs to the same files, and its ModelCheckpoints write
 their files again, as after an interruption with a checkpoint. Without it, there would be a
 `version_1` and a `-v1` that a run left alone does not have.
 """

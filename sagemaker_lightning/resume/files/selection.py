@@ -26,7 +26,7 @@ class HostCheckpoints:
         saves: Its checkpoints, newest first. One that was read and found damaged is not among them.
         intact: Those of them that were read and found intact, with the paths of their files.
         incomplete: Those of them that lack a file that belongs to them, such as the best model.
-        in_memory: Those of them that are copies in memory: without one, a run may begin anew.
+        in_memory: Those of them that are copies in memory: without one, a run may start over.
         problems: What is wrong with other files on the disk, and with checkpoints there that were
             left out.
         other_formats: Name and format of each checkpoint that another version of this program
@@ -72,7 +72,7 @@ def newest_common(
             raise UserError(
                 f"{setting}: {name} (on {host.host}) has checkpoint format "
                 f"{version}, this version of the program has format {FORMAT_VERSION}; continue "
-                "with the version that wrote it, or move the checkpoints away to start anew"
+                "with the version that wrote it, or move the checkpoints away to start over"
             )
     common = [save for save in hosts[0].saves if all(save in host.saves for host in hosts)]
     complete = [save for save in common if not any(save in host.incomplete for host in hosts)]
@@ -99,5 +99,5 @@ def newest_common(
     raise UserError(
         f"{setting}: found checkpoints, but none that every host has intact "
         f"({'; '.join([*found, *problems[:3]])}); restore one from a copy, or move them away to "
-        "start anew"
+        "start over"
     )

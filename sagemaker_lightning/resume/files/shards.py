@@ -421,7 +421,7 @@ class ShardReader:
             raise UserError(
                 f"a checkpoint holds {name}, which was shared out in a way that this run cannot "
                 "make again; give as many ranks as before, share it out over the strategy's "
-                "device_mesh, or move the checkpoints away to start anew"
+                "device_mesh, or move the checkpoints away to start over"
             )
         return self.mesh[names], placements
 

@@ -1,7 +1,8 @@
 """What a checkpoint has: how each part of it is saved and comes back.
 
-A file of this package has one part: its key, what it holds, where it is, when it is restored, and
-how it is compared. To find what becomes of a thing, look for it in PARTS.
+A part says its key, what it holds, where it is, when it is restored, and how it is compared. A file
+of this package has one part, or a few that belong together, or what several parts use. To find what
+becomes of a thing, look for it in PARTS.
 """
 
 from sagemaker_lightning.resume.parts.before_hooks import BeforeHooks

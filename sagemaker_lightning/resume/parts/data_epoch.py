@@ -282,7 +282,7 @@ class DataEpoch(Part):
     def _validation_data_stay(self) -> bool:
         """Return whether validation data that are made now are those the interrupted run had.
 
-        Before training begins, they are compared with these. Then they may be due to be made anew.
+        Before training begins, they are compared with these. Then they may be due to be made again.
         """
         if not self.run.resumed:
             return False

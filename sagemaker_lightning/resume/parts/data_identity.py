@@ -44,7 +44,7 @@ class DataIdentity(Part):
     key = "data_identity"
     what = "lengths and numbers of the data"
     when = "never: it is compared"
-    why_differs = "data that were read or drawn anew, and are others"
+    why_differs = "data that were read or drawn again, and are others"
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the lengths, and the numbers that the data hold, by name.
@@ -54,7 +54,7 @@ class DataIdentity(Part):
         the program has made and nothing has changed since. A text may rightly be another one, such
         as a folder.
         """
-        # If loaders are made anew while training, a resumed run makes the training data as of the
+        # If loaders are made again while training, a resumed run makes the training data as of the
         # interrupted run's epoch, but the validation data as of its own first one.
         reloads = epochs_of_data(self.trainer)
         stages = (TRAINING,) if reloads else (TRAINING, VALIDATION)
@@ -184,7 +184,7 @@ class Structure(Part):
             has_more = len(own) > len(known)
             if (new or has_more) and self.trainer.is_global_zero:
                 log.warning(
-                    f"{name} has got a hook while training, and no checkpoint can hold it: after "
+                    f"{name} got a hook while training, and hooks cannot be saved: after "
                     "an interruption this run is not exact unless the program registers it again; "
                     "do so in on_train_start(), which each start calls"
                 )
@@ -200,8 +200,8 @@ class Structure(Part):
             is_librarys = is_library_class(class_) or is_library_class(before)
             if class_ is not before and is_librarys and self.trainer.is_global_zero:
                 log.warning(
-                    f"model.{name} has become {with_article(class_.__name__)} while training, and "
-                    "no checkpoint can hold that: after an interruption this run is not exact, or "
+                    f"model.{name} has become {with_article(class_.__name__)} while training, "
+                    "which cannot be saved: after an interruption this run is not exact, or "
                     "cannot continue; do so in __init__() or configure_model()"
                 )
             self.classes[module] = class_

@@ -38,7 +38,7 @@ class EpochPosition(Part):
         if loader is None or not loader.epoch_plan or saved is None:
             raise UserError(
                 f"{self.run.folder.label}: step {resumed.step} was saved within an epoch by "
-                f"{resumed.world_size} ranks, and its data cannot be shared out anew among "
+                f"{resumed.world_size} ranks, and its data cannot be shared out again among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
         epoch, _ = position(self.trainer)

@@ -94,7 +94,7 @@ class Parts:
                 where = f" at {error.path}" if error.path else ""
                 raise UserError(
                     f"{ARGUMENT}: state_dict() of {name!r} has {with_article(error.kind)}{where}, "
-                    "which no checkpoint can hold; keep numbers, text, tensors, arrays, lists and "
+                    "which cannot be saved; keep numbers, text, tensors, arrays, lists and "
                     "dicts there"
                 ) from None
         return states

@@ -1,6 +1,6 @@
 """What modules get from a checkpoint that they had got while they were trained.
 
-The optimizers were made before. So they are made anew of the modules as they are at the start.
+The optimizers were made before. So they are made again of the modules as they are at the start.
 """
 
 from collections.abc import Iterable, Iterator

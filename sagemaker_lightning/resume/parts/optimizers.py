@@ -37,7 +37,7 @@ FUSED_STATES = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "s
 """What the fused kernels of torch's optimizers read and write besides a parameter's gradient."""
 
 LOADED = "param_groups", "state"
-"""What an optimizer's `load_state_dict` makes anew."""
+"""What an optimizer's `load_state_dict` makes again."""
 MAX_REPEATED = 10**6
 """Steps of a schedule, at most, that are done again to learn whose error one is: half a minute."""
 MAX_RATE = torch.finfo(torch.float32).max
@@ -179,7 +179,7 @@ class OptimizerClasses(Part):
             if self.trainer.is_global_zero:
                 log.warning(
                     f"the {what} were replaced while training ({', '.join(at_start)} by "
-                    f"{', '.join(names)}), and a resumed run makes the first ones: after an "
+                    f"{', '.join(names)}), and a resumed run creates the original ones: after an "
                     f"interruption this run {effect}; return them from configure_optimizers()"
                 )
 
@@ -196,7 +196,7 @@ class OptimizerClasses(Part):
                 f"{self.run.folder.label}: {self.resumed.file_name}: found states of the "
                 f"optimizers {printable(found)[:200]}, expected {', '.join(names)}, as "
                 "configure_optimizers() returns them; return those from it that training continues "
-                "with, or move the checkpoints away to start anew"
+                "with, or move the checkpoints away to start over"
             )
 
 
@@ -278,7 +278,7 @@ class Schedulers(Part):
     def _says_by_itself(self, reason: str) -> bool:
         """Return whether the program's schedule comes to this without a checkpoint, too.
 
-        Its schedulers are made anew, and step as often: one whose steps are used up, such as a
+        Its schedulers are made again, and step as often: one whose steps are used up, such as a
         OneCycleLR, is the program's own error.
 
         Args:

@@ -1,4 +1,4 @@
-"""The optimizers' parameter groups: hooks may have added some, or made the optimizers anew."""
+"""The optimizers' parameter groups: hooks may have added some, or made the optimizers again."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
@@ -71,7 +71,7 @@ class ParameterGroups(Part):
     def restore(self, saved: Any, moment: Moment) -> None:
         """Give the optimizers these groups, so that their states can be loaded.
 
-        A hook may have added groups, or made the optimizers anew with what it has unfrozen.
+        A hook may have added groups, or made the optimizers again with what it has unfrozen.
         """
         of_model = dict(named_parameters(self.trainer.lightning_module))
         # What training has pruned is pruned again once everything is loaded.

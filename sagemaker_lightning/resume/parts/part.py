@@ -48,7 +48,7 @@ class Part:
     key = ""
     """Its name in a checkpoint; for ever, unless the format's version is raised."""
     what = ""
-    """What it holds; docs/interruptions.md has it."""
+    """What it holds; docs/architecture.md has it."""
     place = Place.RANK
     moments: tuple[Moment, ...] = ()
     """When it is restored, if a run resumes."""
@@ -67,7 +67,7 @@ class Part:
 
     @property
     def resumed(self) -> "Resumption":
-        """The checkpoint that the run resumes from; a run that begins anew has none to ask for."""
+        """The checkpoint that the run resumes from; a run that starts over has none to ask for."""
         assert self.run.resumed is not None
         return self.run.resumed
 

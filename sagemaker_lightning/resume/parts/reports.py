@@ -66,15 +66,13 @@ NUMBER = re.compile(r"\d+")
 CALLED = *object_graph.CODE, functools.partial
 MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
-NO_CHECKPOINT = ", which no checkpoint can hold: a resumed run starts"
+NO_CHECKPOINT = ", which cannot be saved: a resumed run starts"
 INSTEAD = f"; keep numbers, text, arrays, tensors, tuples and dataclasses there, or {HINT}"
-UNSAVED = f"{NO_CHECKPOINT} with what the program makes there itself{INSTEAD}"
+UNSAVED = f"{NO_CHECKPOINT} with the program's initial value{INSTEAD}"
 """What is said of a value that is not saved."""
-UNSAVED_CHANGE = f"{NO_CHECKPOINT} with its first value{INSTEAD}"
-"""What is said of a value in whose place a resumed run has what it makes there itself."""
 RESULTS_KEPT = (
     "keeps results, and no checkpoint has them: a resumed run computes them again; if they depend "
-    "on more than the arguments, keep them"
+    "on more than the arguments, save them"
 )
 UNSAVED_IN_FILE = f"{NO_CHECKPOINT} with what is in its file then{INSTEAD}"
 """What is said of a value whose numbers are in a file, or in a database."""
@@ -95,8 +93,8 @@ FOLDER_TEMPORARY = (
     f"attribute of the model, or {HINT}"
 )
 FILE_EMPTIED = (
-    "is a file that its opening empties, and training writes to it: a resumed run begins it again; "
-    'open it with "a", or keep what it holds'
+    'is a file that opening empties (mode "w"), and training writes to it: a resumed run starts '
+    'with an empty one; open it with "a", or keep what it holds'
 )
 FILE_READ = (
     "a file that training reads, and no checkpoint has the place: a resumed run reads it from the "
@@ -104,9 +102,9 @@ FILE_READ = (
     "or keep what it holds"
 )
 FUNCTION_MADE = (
-    "has got a function or a class while training that the model has nowhere at its start, and no "
-    "checkpoint names one: a resumed run starts with what the program makes there itself; keep "
-    "all that it may be in an attribute from the start, such as in a dict"
+    "was set to a function or a class that the model did not have at its start, and these cannot "
+    "be saved: a resumed run starts with the program's initial value; keep all that it may be in "
+    "an attribute from the start, such as in a dict"
 )
 
 
@@ -190,12 +188,12 @@ class Reports:
         self.code_at_start = dict(places_of_code(self.trainer))
         self.settings_at_start = self._settings()
         self.first_loggers = library_settings.logger_settings()
-        self.packages.note(anew=True)
+        self.packages.note(forget=True)
 
     def first_batch_ended(self) -> None:
         """Note what the first batch has made in variables; it changes from then on."""
         self._note_new(self._variables(self._variables_of_packages()))
-        self.packages.note(anew=False)
+        self.packages.note(forget=False)
         self.outside.note_variables()
         self._report_hooks_of_buckets()
 
@@ -209,9 +207,9 @@ class Reports:
                 name = getattr(hook, "__qualname__", class_name(type(hook)))
                 log.warning(
                     f"{printable(name)} gets the gradients of DDP in other buckets in the first "
-                    "step of each start: if it keeps something of each bucket, or does more than "
-                    "to treat each number, or each weight, by itself, this run is not exact after "
-                    "an interruption; with find_unused_parameters=True the buckets stay"
+                    "step of each start: this run is not exact after an interruption, unless the "
+                    "hook treats each number, or each weight, by itself and keeps nothing of a "
+                    "bucket; with find_unused_parameters=True the buckets stay"
                 )
 
     def _settings(self) -> dict[str, object]:
@@ -367,7 +365,7 @@ class Reports:
         what = f"{self._verb(unsaved)} {with_article(unsaved.kind)}"
         if isinstance(refused, IN_FILES):
             return f"{what}{UNSAVED_IN_FILE}"
-        return what + (UNSAVED_CHANGE if unsaved.is_first or unsaved.changes else UNSAVED)
+        return f"{what}{UNSAVED}"
 
     def _verb(self, unsaved: Unsaved) -> str:
         """Return "is" if the attribute that is named is what cannot be saved, else "holds"."""
@@ -387,9 +385,9 @@ class Reports:
             if node.kind is not LIBRARYS or parent is None or not _is_users(holder_of(node)):
                 continue
             if hears_a_process(node.value):
-                what = "reads from another process, whose state no checkpoint has"
+                what = "reads from another process, whose state cannot be saved"
             elif fingerprints.hides_state(node.value) and not owner_with_own_state(node):
-                what = "holds what nobody can read, and no checkpoint has"
+                what = "has hidden state that cannot be saved"
             else:
                 continue
             step = parent.kind.step(parent.note, parent.parts, node.index)
@@ -463,10 +461,10 @@ class Reports:
             ):
                 self.reported.add(weight)
                 self._say(
-                    f"{weight} was computed at the start, and has become a weight while "
-                    "training, which a resumed run does not make of it to load it: after "
-                    "an interruption this run cannot continue; do this after training, "
-                    "or in __init__() or configure_model()"
+                    f"{weight} was computed at the start and became a weight while training, and "
+                    "a resumed run will not make it a weight: after an interruption this run "
+                    "cannot continue; do this after training, or in __init__() or "
+                    "configure_model()"
                 )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:
@@ -503,14 +501,14 @@ class Reports:
             )
         for path in sorted(self.state.parted - self.reported):
             self._say(
-                f"{path} has got the memory of weights, or of other tensors, while training: "
-                "after an interruption each has memory of its own, with the same values; if "
-                "training changes the one through the other, have them share it from the start"
+                f"{path} now shares memory with weights, or with other tensors: after an "
+                "interruption each has memory of its own, with the same values; if training "
+                "changes the one through the other, have them share it from the start"
             )
         self.reported |= reordered | self.state.parted
 
     def warn_of_iterators(self) -> None:
-        """Warn, once for each, of iterators whose position no checkpoint can hold.
+        """Warn, once for each, of iterators whose position cannot be saved.
 
         These are a library's iterators other than files. The nodes of a validation begin again with
         each one.
@@ -524,7 +522,7 @@ class Reports:
             if is_half_done and not has_state(value) and path not in self.reported:
                 kind = class_name(type(value)).removeprefix("builtins.")
                 self._say(
-                    f"{path} is {with_article(kind)}, and no checkpoint can hold its position: "
+                    f"{path} is {with_article(kind)}, and its position cannot be saved: "
                     "after an interruption this run is not exact; keep an index, or a loader with "
                     "state_dict()",
                     path,
@@ -657,7 +655,7 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     if isinstance(unsaved.refused, nn.Module):  # its weights are lost
         is_models = not unsaved.is_part and unsaved.path == "model"
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
-    if is_read(unsaved.refused):  # data are read anew from their start, or place by place
+    if is_read(unsaved.refused):  # data are read again from their start, or place by place
         return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
     if unsaved.loses or unsaved.is_first:
         return True

@@ -57,7 +57,7 @@ class StatefulObjects(Part):
     def why(self, name: str) -> str:
         """Return that it was made while training, if this program has not made it."""
         is_there = name.removeprefix("stateful ") in self._stateful()
-        return "" if is_there else "an object made while training, which no checkpoint can hold"
+        return "" if is_there else "an object made while training, which cannot be saved"
 
     def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
         """Return records of the states of `_stateful`, and why others have none.
@@ -91,7 +91,7 @@ class StatefulObjects(Part):
 
         These are optimizers that Lightning does not know, such as one within another one.
         """
-        # Begun anew, with what is in them, and their batches are drawn again: they would be ahead.
+        # Begun again, with what is in them, and their batches are drawn again: they would be ahead.
         streams = (IterableDataset,)
         saved_elsewhere = {id(value) for value in self.trainer.optimizers}
         saved_elsewhere |= {id(config.scheduler) for config in self.trainer.lr_scheduler_configs}

@@ -157,7 +157,7 @@ class UserObjects(Part):
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what has changed since `mark_start`; say, once, what cannot be saved."""
         self.reports.warn_of_iterators()
-        # The next epoch makes its data anew, from what the objects have of these.
+        # The next epoch makes its data again, from what the objects have of these.
         ends = point is ResumePoint.EPOCH and lightning_loops.loaders_are_due(self.trainer)
         but = prefix_of_replaced(self.trainer) if ends else ""
         start = self.graph.begin()
@@ -203,13 +203,13 @@ class UserObjects(Part):
         return own + [f"{name} of rank {rank}" for name, rank in found.items() if name not in own]
 
     def explain_missing(self, name: str) -> None:
-        """Print, if code of a resumed run misses an attribute, that no checkpoint can have it."""
+        """Print, if code of a resumed run misses an attribute, that it cannot be saved."""
         for path in self.run.resumed.of(self)["unsaved"] if self.run.resumed else ():
             kind = self._kind_unsaved(path)
             if kind and path.rpartition(".")[2] == name:
                 log.error(
-                    f"{printable(path)}: the interrupted run had {kind} there, which no checkpoint "
-                    "can hold; make it where each start does, such as in on_train_start(), or "
+                    f"{printable(path)}: the interrupted run had {kind} there, which cannot be "
+                    "saved; make it where each start does, such as in on_train_start(), or "
                     "where it is missing"
                 )
 
@@ -311,7 +311,7 @@ class UserObjects(Part):
         return removed_members(self.resumed.of(self)["graph"])
 
     def recreate(self) -> None:
-        """Run again the hooks that created objects that no checkpoint can hold.
+        """Run again the hooks that created objects that cannot be saved.
 
         Within an epoch, Lightning does not run these hooks. At its end, the objects still have the
         epoch's state, which other hooks may use.
@@ -331,12 +331,10 @@ class UserObjects(Part):
         return {name: each for name, each in found.items() if not name.startswith(of_trackers)}
 
     def why(self, name: str) -> str:
-        """Return that no checkpoint can hold it, if that is why it differs."""
+        """Return that it cannot be saved, if that is why it differs."""
         if not (kind := self._kind_unsaved(name)):
             return self.why_differs
-        return (
-            f"{kind}, which no checkpoint can hold; keep numbers, text or arrays there, or {HINT}"
-        )
+        return f"{kind}, which cannot be saved; keep numbers, text or arrays there, or {HINT}"
 
     def _computed_and_unchanged(self) -> list[str]:
         """Return the names of what hooks have computed at the start and nothing has changed."""

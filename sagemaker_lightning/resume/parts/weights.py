@@ -132,7 +132,7 @@ class Weights(Part):
             raise UserError(
                 f"{self.run.folder.label}: {self.resumed.file_name}: found {first_of(other)}; "
                 "make what the model gets while it is trained in __init__() or configure_model(), "
-                "or move the checkpoints away to start anew"
+                "or move the checkpoints away to start over"
             )
 
     def _load_again(self, weights: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Weights(Part):
             raise UserError(
                 f"{self.run.folder.label}: step {self.resumed.step} is of another run: its "
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
-                "checkpoints away to start anew"
+                "checkpoints away to start over"
             )
         with self.run.part(UserObjects).attributes_kept():
             model.load_state_dict(state, strict=False)
@@ -328,9 +328,9 @@ def other_weights(present: Collection[str], state: Mapping[str, Any]) -> list[st
         present: The names that the model loads.
         state: The saved state dict of the model.
     """
-    return [
-        f"weights {name}, which the model has not got" for name in state if name not in present
-    ] + [f"no weights {name}, which the model has" for name in present if name not in state]
+    return [f"weights {name}, which the model lacks" for name in state if name not in present] + [
+        f"no weights {name}, which the model has" for name in present if name not in state
+    ]
 
 
 def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def describe(trainer: Trainer) -> dict[str, str] | None:
         )
         if not is_own and "._" in path:
             continue  # what another package counts for itself
-        # Which of a library's callback's own attributes no library handles is of no interest here.
+        # All attributes of a library's callback are compared, also those that its library handles.
         is_whole = is_library and isinstance(owner, Callback)
         values = vars(owner) if is_whole else object_graph.attributes(owner)
         numbers |= as_texts(

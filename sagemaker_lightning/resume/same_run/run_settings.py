@@ -28,7 +28,7 @@ MAY_CHANGE = {
     r"(logger|progress|system)\b": "what is shown",
     r"(resume|config)\b": "how to resume, and where settings come from",
     r"divergence\b": "when a job ends that learns nothing",
-    r"lr_scaling": "the learning rate is scaled anew for the number of ranks",
+    r"lr_scaling": "the learning rate is scaled again for the number of ranks",
     r"checkpoint(?!\.(monitor|mode|save_top_k)\b)": "all but which model is the best",
     r"data\.(data_dir|download)$": "where files are",
     r"(data|model)\.(.*workers|pin_memory|prefetch_factor)$": "how batches are loaded",

@@ -175,7 +175,7 @@ class SameRun:
         raise UserError(
             f"{self.folder.label}: {self.file_name} is of another run: {first_of(differences)}; "
             "continue with the same settings, or give another folder, or move the checkpoints away "
-            f"to start anew; {allows} allows another learning rate, gradient clipping or precision"
+            f"to start over; {allows} allows another learning rate, gradient clipping or precision"
         )
 
     def _warn(self, differences: list[str]) -> None:

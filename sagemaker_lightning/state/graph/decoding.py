@@ -380,7 +380,7 @@ def _is_filled(content: Any) -> bool:
 def _report_backward(name: str, tensor: Tensor) -> None:
     """Print once a gradient reaches a restored tensor, from where it would have continued.
 
-    Most tensors that were calculated before are only logged, or are calculated anew before that.
+    Most tensors that were calculated before are only logged, or are calculated again before that.
 
     Args:
         name: Where the tensor is.
@@ -392,9 +392,10 @@ def _report_backward(name: str, tensor: Tensor) -> None:
     def report(_gradient: torch.Tensor) -> None:
         handle.remove()
         log.warning(
-            f"{printable(str(name))[:200]} was calculated before the interruption, and no "
-            "checkpoint can hold how: this step lacks its gradients, and the run may end with "
-            "other weights; keep the batch there, and calculate from it in the step that uses it"
+            f"{printable(str(name))[:200]} was calculated before the interruption, and its "
+            "graph of gradients cannot be saved: this step lacks its gradients, and the run may "
+            "end with other weights; keep the batch there, and calculate from it in the step that "
+            "uses it"
         )
 
     handle = tensor.register_hook(report)

@@ -118,12 +118,12 @@ class Encoded(NamedTuple):
     unsaved: list[Unsaved]
     """What the record lacks."""
     reordered: list[str]
-    """The paths of sets whose elements come in another order, now or later, when made anew."""
+    """The paths of sets whose elements come in another order, now or later, when made again."""
     recorded: dict[int, Any]
     """The objects that the record has, in its order, by what they are known: each new object; None
     for one of the start."""
     parted: list[str]
-    """The paths of tensors that share memory with others, and do not when made anew."""
+    """The paths of tensors that share memory with others, and do not when made again."""
 
 
 class Draft(NamedTuple):

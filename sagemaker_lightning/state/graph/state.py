@@ -162,7 +162,7 @@ class GraphState:
         self.begin().is_over = True
 
     def include(self) -> None:
-        """Take in roots that the program has just made anew, such as loaders."""
+        """Take in roots that the program has just made again, such as loaders."""
         content, self.new_objects = self.new_objects, {}
         self.begin().include_anew(self.roots(), content)
 

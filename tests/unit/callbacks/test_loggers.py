@@ -24,7 +24,7 @@ from sagemaker_lightning.callbacks.loggers import (
 
 @pytest.mark.parametrize("version", ["/code", "../code", "..", "a/../../code", ""])
 def test_a_checkpoint_leads_to_no_logs_outside_of_their_folder(tmp_path: Path, version, capsys):
-    """Its file may be forged; the logs of the interrupted run are written anew."""
+    """Its file may be forged; the logs of the interrupted run are written again."""
     for kind in (CSVLogger, TensorBoardLogger):
         logger = kind(tmp_path, name="logs")
         state = {"kind": kind.__name__, "name": "logs", "version": version}

@@ -164,8 +164,8 @@ def test_an_optimizer_put_in_anothers_place_is_said_at_once_and_refused_in_a_lin
     said = [line for line in capsys.readouterr().out.splitlines() if "replaced" in line]
     assert said == [
         "warning: the optimizers were replaced while training (torch.optim.sgd.SGD by "
-        "torch.optim.adam.Adam), and a resumed run makes the first ones: after an interruption "
-        "this run cannot continue; return them from configure_optimizers()"
+        "torch.optim.adam.Adam), and a resumed run creates the original ones: after an "
+        "interruption this run cannot continue; return them from configure_optimizers()"
     ]
     with pytest.raises(UserError, match="found states of the optimizers torch.optim.adam.Adam"):
         trainer(tmp_path).fit(Replaced())

@@ -95,7 +95,7 @@ def test_a_mark_of_an_earlier_job_is_ignored(tmp_path: Path):
 def test_a_folder_that_is_lost_has_no_newest_checkpoint(tmp_path):
     found = outlook(CheckpointHome(tmp_path, lost="it is gone"), [3], [3])
     assert (found.step, found.is_newest) == (0, False)
-    assert found.said == "it is gone, so the next run begins anew"
+    assert found.said == "it is gone, so the next run starts over"
 
 
 def test_another_host_than_the_main_one_sees_no_copies(tmp_path):

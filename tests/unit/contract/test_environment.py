@@ -195,7 +195,7 @@ def test_what_becomes_of_a_checkpoint_folder(tmp_path, monkeypatch):
     layers.append(folder)
     home = read({}).checkpoint_home(folder)
     assert home.notice == (
-        f"an interruption makes this run begin anew: {folder} ends with this container; mount a "
+        f"an interruption makes this run start over: {folder} ends with this container; mount a "
         "folder at /opt/ml/checkpoints"
     )
     job = {"TRAINING_JOB_NAME": "mine", "SM_INPUT_CONFIG_DIR": str(tmp_path)}

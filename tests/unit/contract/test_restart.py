@@ -33,8 +33,8 @@ def test_what_model_json_has_of_a_restart():
 @pytest.mark.parametrize(
     ("step", "is_first", "says"),
     [
-        (17, True, r"restart 1: on from step 12 within \d\.\d s, 5 steps lost\n"),
-        (None, True, r"restart 1: on from step 12 within \d\.\d s\n"),
+        (17, True, r"restart 1: continued from step 12 after \d\.\d s, 5 steps lost\n"),
+        (None, True, r"restart 1: continued from step 12 after \d\.\d s\n"),
         (17, False, ""),
     ],
 )

@@ -177,7 +177,7 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
     ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
     assert ranks == [all_batches[0:8:2], all_batches[1:8:2]]
     assert exact(make(), 7, rank=1, world_size=2)[0].exactly.sizes(0, 3) == [1, 1]
-    few = "--data: 9 batches for 10 ranks and a batch size of 1; expected at least one batch"
+    few = "the training data: 9 batches for 10 ranks and a batch size of 1; expected at"
     with pytest.raises(UserError, match=few):
         exact(make(), 7, rank=0, world_size=10)
 
@@ -220,7 +220,7 @@ def test_no_epoch_is_set_on_a_sampler_of_batches():
 
 
 def test_too_few_samples_for_all_ranks_are_an_error():
-    few = "--data: 3 samples for 4 ranks and a batch size of 5; expected at least one batch for"
+    few = "the training data: 3 samples for 4 ranks and a batch size of 5; expected at"
     with pytest.raises(UserError, match=few):
         exact(DataLoader(range(3), 5), 7, rank=3, world_size=4)
     loader, _ = exact(DataLoader(range(4), 5), 7, rank=3, world_size=4)

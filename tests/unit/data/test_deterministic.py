@@ -491,7 +491,7 @@ def test_loaders_of_the_same_samples_draw_apart():
     first, second = [drawn(stage) for stage in stages], [drawn(stage) for stage in stages]
     assert len({*first, *second}) == 4 and first[1:] == second[1:]
     seeding.together(trainer, CombinedLoader([noisy()], "min_size"), "train")
-    assert drawn(stages[0]) == first[0]  # as when the loaders are made anew
+    assert drawn(stages[0]) == first[0]  # as when the loaders are made again
 
 
 @pytest.mark.parametrize(("options", "samples"), [({}, 21), ({"share": False}, 43)])

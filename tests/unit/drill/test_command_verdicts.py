@@ -89,14 +89,14 @@ OUTCOMES = {
     "continues": ([RunResult(0, True, "")], "NOT STOPPED: in spite of SIGTERM"),
     "hangs again": ([STOPPED, RunResult(None, False, "")], "HUNG: started again, .* after 600 s"),
     "fails": ([STOPPED, RunResult(2, False, "error: x")], "FAILS .* exit status 2: error: x"),
-    "": ([STOPPED, DONE], "identical, begun anew: it had no checkpoint yet"),
+    "": ([STOPPED, DONE], "identical, started over: it had no checkpoint yet"),
     "alarmed": (
         [STOPPED, RunResult(0, False, "warning: resumed at step 4: x\n")],
-        "identical, begun anew: .* yet; but the run itself said: warning: resumed at step 4: x",
+        "identical, started over: .* yet; but the run itself said: warning: resumed at step 4: x",
     ),
     "calm": (
         [STOPPED, RunResult(0, False, "resumed at step 4: x\n")],
-        "identical, begun anew: it had no checkpoint yet",
+        "identical, started over: it had no checkpoint yet",
     ),
 }
 

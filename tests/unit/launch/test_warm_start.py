@@ -569,7 +569,8 @@ def test_what_a_fork_cannot_run_starts_with_all_imports(
     can = script == "./mine.py" or flags == ("-m",)
     assert bool(asked(tmp_path, monkeypatch)) == can
     line = (
-        f"starting it with all imports: the ranks are no scripts or modules that {sys.executable}"
+        "starting it with all imports: the ranks were not started as a script or module by "
+        f"{sys.executable}"
     )
     assert (line in capsys.readouterr().out) == (not can)
 
@@ -584,7 +585,10 @@ def test_what_starts_ranks_and_may_have_more_to_do_starts_with_all_imports(
 ):
     trained({"LOCAL_RANK": "0"} | launcher)
     assert asked(tmp_path, monkeypatch, program=program) is None
-    assert ": what has started the ranks may do more than that\n" in capsys.readouterr().out
+    assert (
+        ": the program that started the ranks may have other work to do\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_starts_ranks_and_has_nothing_more_to_do_is_left_out(trained, tmp_path, monkeypatch):

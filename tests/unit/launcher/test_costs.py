@@ -94,7 +94,7 @@ def test_spot_with_a_rate_of_interruptions():
     _, _, spot, note, end = lines(*flags, "--yes")
     assert end.startswith("on spot it is stopped after 60.00 h of training (--max-run")
     assert float(spot.split()[3].replace(",", "")) > 3000
-    assert note.startswith("on spot without checkpoints") and "begins it anew" in note
+    assert note.startswith("on spot without checkpoints") and "makes it start over" in note
     spot = lines(*flags, "--yes", "--interrupted-every=1s")[2]
     assert spot.split() == ["on", "spot", "0.50", "never", "–"]
 
@@ -195,7 +195,7 @@ def test_a_budget_limits_the_run(flags, seconds):
 @pytest.mark.parametrize("budget", ["1", "0"])
 def test_a_budget_that_pays_for_nothing(budget):
     args = parsed(CHECKPOINTS, "--price=30", f"--budget={budget}")
-    says = f"--budget: found {budget}, expected what pays for more than t"
+    says = f"--budget: found {budget}, expected enough for more than t"
     with pytest.raises(ValueError, match=says):
         costs.limit_run(args, job_request.resources(args))
 

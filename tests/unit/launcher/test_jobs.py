@@ -135,7 +135,7 @@ def test_what_is_resumed_again_has_one_time_in_its_name(stub, site):
     [
         ({"TrainingJobStatus": "InProgress"}, None, "which is InProgress; expected a job that h"),
         ({"TrainingJobStatus": "Completed"}, None, "which is Completed; there is nothing to res"),
-        ({"CheckpointConfig": None}, None, "which has no checkpoints; start it anew"),
+        ({"CheckpointConfig": None}, None, "which has no checkpoints; start it again"),
         ({"EnableManagedSpotTraining": None}, 9, "--max-wait: found 9, but only a spot job waits"),
         ({}, 99, r"--max-wait: found 99, expected --max-run \(100\) or more"),
     ],

@@ -165,7 +165,7 @@ def test_a_training_that_is_not_exact_changes_nothing(tmp_path, capfd):
     assert loops == [_FitLoop] and loaders == [model.loader]
     assert [during[0][name] for name in ("kernels", "locked")] == [before["kernels"], []]
     assert during[0]["signals"][1] == before["signals"][1] and process() == before
-    says = "this run is trained and saved as Lightning does; an interruption makes it start anew\n"
+    says = "this run is trained and saved as Lightning does; an interruption makes it start over\n"
     assert capfd.readouterr().out == says
 
 

@@ -173,7 +173,7 @@ def test_killed_ranks_are_back_with_the_same_bits(uninterrupted, tmp_path: Path,
     assert (
         f"restart 2 in this container (at most 3 an hour), after step {second['step']}: " in job.log
     )
-    line = rf"restart 2: on from step {second['resumed_step']} within (\S+) s, "
+    line = rf"restart 2: continued from step {second['resumed_step']} after (\S+) s, "
     # Each is rounded by itself.
     assert float(re.search(line, job.log)[1]) == pytest.approx(second["seconds"], abs=0.06)
     assert not (job.base / "output/failure").exists()
@@ -290,7 +290,7 @@ def test_a_program_of_ones_own_is_started_again(own_weights, tmp_path: Path, how
     assert job.train_own(**hyperparameters) == own_weights
     line = r"restart 1 in this container \(at most 2 an hour\), .*was killed by SIGKILL"
     assert re.search(line, job.log)
-    assert re.search(r"restart 1: on from step [89] within ", job.log)
+    assert re.search(r"restart 1: continued from step [89] after ", job.log)
 
 
 ENDS = {
@@ -352,7 +352,7 @@ def test_a_restarted_rank_imports_nothing_anew(uninterrupted, own_weights, tmp_p
     job.prepare_own(hyperparameters | {"sagemaker_program": program})
     run = job.run(cold=True, **job.own)
     assert run.returncode == 0, run.stdout[-3000:]
-    assert "restart 1: on from step " in run.stdout
+    assert "restart 1: continued from step " in run.stdout
     assert "starting it with all imports" not in run.stdout
     assert (job.base / "code/parents").read_text().count("warm_start.py") == 2
     weights = interruptible.weights(job.base / "model/model.pt")
@@ -411,5 +411,5 @@ def test_two_hosts_start_again_from_the_checkpoint_that_both_have(
         for host in job.hosts:
             line = "restart 1 in this container (at most 3 an hour), after step 17: "
             assert line in job.output(host)
-        assert re.search(r"restart 1: on from step 1[2-7] within ", job.output("algo-1"))
+        assert re.search(r"restart 1: continued from step 1[2-7] after ", job.output("algo-1"))
     assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == uninterrupted.result[0]

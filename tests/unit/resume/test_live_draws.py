@@ -77,7 +77,7 @@ def test_data_made_of_the_weights_are_said_and_exact(tmp_path, capfd):
     train = training(MadeOfWeights, reload_dataloaders_every_n_epochs=1, max_epochs=3)
     alone, resumed = alone_and_resumed(train, tmp_path, "batch 1:2")
     assert weights(resumed) == weights(alone)
-    said = "warning: train_dataloader() computes with weights, for each epoch those that are"
+    said = "warning: train_dataloader() uses the current weights to make each epoch's data"
     assert capfd.readouterr().out.count(said) == 3  # of the three starts
 
 

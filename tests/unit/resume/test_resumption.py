@@ -32,11 +32,11 @@ def test_where_training_is():
 @pytest.mark.parametrize(
     ("limit", "says"),
     [
-        ("", "nothing is left to train: step 12 was the last one; to train anew, move {} away or "),
+        ("", "nothing is left to train: step 12 was the last one; to train again, move {} away "),
         (
             "max_epochs=2",
             "nothing is left to train: step 12 is beyond max_epochs=2, and the model has that "
-            "step's weights; to train anew, move {} away or give another --resume.dirpath\n",
+            "step's weights; to train again, move {} away or give another --resume.dirpath\n",
         ),
     ],
 )

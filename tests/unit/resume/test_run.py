@@ -116,7 +116,7 @@ def alone(tmp_path_factory) -> Line:
     return fit(tmp_path_factory.mktemp("alone"))
 
 
-AS_IT_WAS = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
+AS_IT_WAS = "the state is as it was saved, and the next batch is the expected one, bit for bit"
 
 
 def test_a_run_that_is_stopped_twice_ends_with_the_same_weights(tmp_path, capfd, alone):
@@ -154,10 +154,10 @@ def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
     output = capfd.readouterr()
     lost = "the job has no CheckpointConfig"
     assert output.out.splitlines()[0].startswith(
-        f"warning: an interruption makes this run begin anew: {lost}; give it one ("
+        f"warning: an interruption makes this run start over: {lost}; give it one ("
     )
     assert (
-        f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
+        f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run starts over ["
     ) in output.err
 
 
@@ -324,8 +324,8 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
     trainer(tmp_path / "run", notes, max_epochs=3).fit(Line(), ckpt_path=path)
     assert steps == [*range(3 if began else 13, 19)] and 18 in saved(tmp_path / "run")
     says = (
-        f"warning: {path}, which Trainer.fit would load, is not: this run began before, and "
-        f"resumes from its own newest checkpoint in {tmp_path / 'run'}"
+        f"warning: {path} was not loaded: this run has checkpoints of its own, and continues from "
+        f"the newest one in {tmp_path / 'run'}"
     )
     assert (says in capfd.readouterr().out.splitlines()) is began
 
@@ -408,8 +408,8 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path, monkeypatch, capfd, order
             used = trainer(tmp_path / f"{number}", *others, seed=seed, reseeds=False)
     warning = (
         "warning: ExactResume(seed=...): the model was made before this callback, and nothing was "
-        "seeded: what it has drawn, such as its first weights, is another draw whenever the "
-        "program begins anew; make the callback first"
+        "seeded: what it drew, such as its first weights, differs each time the program starts; "
+        "make the callback first"
     )
     assert capfd.readouterr().out.splitlines().count(warning) == warnings
 

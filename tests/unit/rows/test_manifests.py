@@ -128,11 +128,17 @@ CONTRADICTIONS = {
         contradict("files", {"a": 20, "b": 9}),
         "its files have 29 rows, which",
     ),
-    "numbers that are a name": (contradict("settings", {"numbers": "x"}), "is no list of names"),
-    "numbers that are no names": (contradict("settings", {"numbers": [1]}), "is no list of names"),
+    "numbers that are a name": (
+        contradict("settings", {"numbers": "x"}),
+        "numbers: expected a list of names",
+    ),
+    "numbers that are no names": (
+        contradict("settings", {"numbers": [1]}),
+        "numbers: expected a list of names",
+    ),
     "numbers that are fractions": (
         contradict("settings", {"k": 2, "numbers": ["scores"]}),
-        "scores is to have numbers of rows, and is <f4",
+        "scores: expected integers, numbers of rows; found <f4",
     ),
     "no array": (contradict("arrays", {}), "it has 0 arrays; expected 1 to 100"),
     "100 arrays": (with_arrays(100), "merge parts of one job"),

@@ -273,8 +273,8 @@ def test_without_numpy_the_command_says_how_to_install_it(monkeypatch):
     with pytest.raises(SystemExit) as error:
         runpy.run_module(merge.__name__, run_name="__main__")
     assert error.value.code == (
-        f"error: {sys.executable} has no numpy; run `make env` and use .venv/bin/python, or "
-        "install the extra `rows` of this package"
+        f"error: {sys.executable} has no numpy; install the extra `rows` of this "
+        "package, or, in a checkout, run `make env` and use .venv/bin/python"
     )
 
 

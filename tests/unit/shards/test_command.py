@@ -90,7 +90,9 @@ def test_other_flags_or_files_do_not_continue(images, tmp_path, monkeypatch):
     call("make", images, tmp_path / "out", "--shard-bytes=20K")
     (images / "a/0.png").write_bytes(b"another")
     for flags in ["--shard-bytes=20K"], ["--shard-bytes=30K"]:
-        with pytest.raises(SystemExit, match="error: .*with other files or flags has begun"):
+        with pytest.raises(
+            SystemExit, match="error: .*found the work of a call with other files or flags"
+        ):
             call("make", images, tmp_path / "out", *flags)
 
 

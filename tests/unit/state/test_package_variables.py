@@ -118,7 +118,7 @@ def test_a_variable_is_changed_once_its_tensor_is(package):
     variables = PackageVariables()
     package.STORE.param("loc", torch.zeros(2))
     variables.find((), ())
-    variables.note(anew=True)
+    variables.note(forget=True)
     variables.find((), ())
     assert variables.changed(()) == {}
     with torch.no_grad():
@@ -132,17 +132,17 @@ def test_a_variable_that_appears_later_counts_from_then_on(package):
     """The package made it for the first batch; whether it is trained shows later."""
     variables = PackageVariables()
     variables.find((), ())
-    variables.note(anew=True)
+    variables.note(forget=True)
     package.STORE.param("loc", torch.zeros(2))
     variables.find((), ())
-    variables.note(anew=False)
+    variables.note(forget=False)
     assert variables.changed(()) == {}
     package.STORE.params["loc"] = parameter(1.0)  # another tensor of the same name
     variables.find((), ())
     assert list(variables.changed(())) == ["mathkit.STORE"]
-    variables.note(anew=False)  # which does not forget the first value
+    variables.note(forget=False)  # which does not forget the first value
     assert list(variables.changed(())) == ["mathkit.STORE"]
-    variables.note(anew=True)
+    variables.note(forget=True)
     assert variables.changed(()) == {}
 
 
@@ -153,7 +153,7 @@ def test_what_the_model_has_and_what_is_saved_is_not_a_change(package):
     known = [nn.Parameter(package.STORE.params["loc"].detach())]  # which shares its memory
     known.append(nn.parameter.UninitializedParameter())
     variables.find((), known)
-    variables.note(anew=True)
+    variables.note(forget=True)
     with torch.no_grad():
         for each in package.STORE.params.values():
             each.add_(3)

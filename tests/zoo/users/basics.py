@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Blobs(Dataset):
-    """Points around three centres, with noise that is drawn anew at each access."""
+    """Points around three centres, with noise that is drawn again at each access."""
 
     def __init__(self, size: int = 40, noise: float = 0.3) -> None:
         self.noise = noise

@@ -148,7 +148,7 @@ def pad(batch):
 
 
 class BucketBatchSampler(Sampler):
-    """Batches of sentences of like length; shuffled anew each epoch if set_epoch is called."""
+    """Batches of sentences of like length; shuffled again each epoch if set_epoch is called."""
 
     def __init__(self, lengths, batch_size):
         self.lengths, self.batch_size, self.epoch = lengths, batch_size, 0

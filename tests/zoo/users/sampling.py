@@ -199,7 +199,7 @@ class Memmapped(Dataset):
 
 
 class Negatives(Dataset):
-    """Recommender: negative samples are drawn anew at each epoch's start by who trains."""
+    """Recommender: negative samples are drawn again at each epoch's start by who trains."""
 
     def __init__(self, users=10, items=12):
         self.positives = [(u, (u * 5 + k) % items) for u in range(users) for k in range(2)]

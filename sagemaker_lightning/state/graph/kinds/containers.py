@@ -205,7 +205,7 @@ def has_order(parts: Iterable[Any]) -> bool:
 
 
 def loses_order(value: set[Any] | frozenset[Any], parts: list[Any]) -> bool:
-    """Return whether a set that is filled anew has another order, or may get one.
+    """Return whether a set that is filled again has another order, or may get one.
 
     The order of numbers depends on the size of the set's table, too, which Python keeps when
     elements are removed.

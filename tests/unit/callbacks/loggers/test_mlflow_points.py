@@ -65,7 +65,7 @@ class Client:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_server_gets_each_point_once(seed: int):
-    """This holds for points of one millisecond, and for steps counted anew in each epoch."""
+    """This holds for points of one millisecond, and for steps counted again in each epoch."""
     draw = random.Random(seed)
     lr = types.SimpleNamespace(key="lr")
     batches = []

@@ -1,4 +1,4 @@
-"""data/loaders/redrawn.py: loaders that are begun anew and drawn to the position."""
+"""data/loaders/redrawn.py: loaders that start over and are drawn to the position."""
 
 import functools
 import itertools
@@ -151,7 +151,7 @@ def test_workers_that_stay_are_said_to_begin_anew(capsys, monkeypatch, options, 
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     begin(made("resumable", **TWO_WORKERS, **options, persistent=True))
     begin(streams.Steady)
-    warning = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
+    warning = "persistent_workers: the workers of streams.Resumable start over with each epoch"
     output = capsys.readouterr().out
     assert output.count(warning) == output.count("\n") == begin_anew
 
@@ -354,7 +354,7 @@ class Forever(IterableDataset):
 
 
 def test_a_generator_that_has_drawn_the_batches_before_continues_in_the_first_epoch():
-    """No record holds it. In later epochs it begins anew, and a line names it."""
+    """No record holds it. In later epochs it starts over, and a line names it."""
     alone = train(lambda: DataLoader(Forever(), 2))
     assert train(lambda: DataLoader(Forever(), 2), [(0, 1)]) == alone
     assert train(lambda: DataLoader(Forever(), 2), [(0, 3)]) == alone
@@ -514,7 +514,7 @@ def test_another_number_of_workers_cannot_draw_the_batches_again():
     states = stopped(made("sharded", **TWO_WORKERS), 2)
     combined, fetcher = begin(made("sharded", workers=1))
     says = (
-        "--data: streams.Sharded has drawn this epoch's batches with 2 data workers, now there "
+        "streams.Sharded has drawn this epoch's batches with 2 data workers, now there "
         "are 1; continue with num_workers=2"
     )
     with pytest.raises(UserError, match=says):

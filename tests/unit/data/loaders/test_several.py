@@ -227,7 +227,7 @@ def test_no_worker_outlives_its_loaders(options):
 
 
 def test_no_worker_outlives_loaders_that_are_made_anew():
-    """Lightning makes them anew with `reload_dataloaders_every_n_epochs`; persistent loaders keep
+    """Lightning makes them again with `reload_dataloaders_every_n_epochs`; persistent loaders keep
     workers.
     """
 

@@ -36,7 +36,7 @@ def test_another_number_of_workers_cannot_continue_with_the_state_of_the_first()
     states = stopped(LOADERS["a state"], 2)
     combined, fetcher = begin(made("resumable", **STATEFUL, workers=1))
     says = (
-        "--data: streams.Resumable saved its state with 0 data workers, now there are 1; continue "
+        "streams.Resumable saved its state with 0 data workers, now there are 1; continue "
         "with num_workers=0"
     )
     with pytest.raises(UserError, match=says):
@@ -183,7 +183,7 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_reported():
 
     combined, fetcher = begin(make)
     combined.begin(fetcher, 0, 0)
-    assert combined.why.endswith("Thing, which no checkpoint can hold") and combined.why.startswith(
+    assert combined.why.endswith("Thing, which cannot be saved") and combined.why.startswith(
         "a batch holds a test_stateful."
     )
     assert values.decode(combined.states(fetcher, True)["ahead"]) == []

@@ -57,7 +57,7 @@ def test_a_loader_that_keeps_an_iterator_is_left_as_it_is(options, stage):
             drawn += [batch.tolist() for batch, _, _ in rest(fetcher)]
         assert combined.why == (
             "test_strange.KeepingWorkers keeps an iterator from one epoch to the next, so it "
-            "draws as Lightning alone would have it, and a resumed run may have other batches than "
+            "draws as with Lightning alone, and a resumed run may have other batches than "
             "one left alone"
         )
     combined.reset()

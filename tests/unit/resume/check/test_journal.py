@@ -108,7 +108,7 @@ def test_the_beginning_of_a_file_that_is_too_long_is_read(tmp_path: Path, monkey
 def test_the_file_of_a_journal_has_a_bound(tmp_path: Path):
     """However long the run is, and however few steps come between two checkpoints.
 
-    It is written anew when more than half of it is outdated.
+    It is written again when more than half of it is outdated.
     """
     rank_journal = begun(tmp_path)
     lengths = []

@@ -244,7 +244,7 @@ def test_state_that_is_not_given_back_shows_in_what_is_done_again(
 CAUSES = {
     "an iterator": (
         ["--model=strangers.Cycling"],
-        r"model\.signs differs; likely because of an itertools\.cycle, which no checkpoint can",
+        r"model\.signs differs; likely because of an itertools\.cycle, which cannot be",
     ),
     "the clock": (["--data.dataset=timed"], "something in the data that no seed decides: time"),
     "a worker's counter": (
@@ -325,7 +325,7 @@ def test_a_damaged_journal_harms_no_job(tmp_path: Path, content):
         path.write_bytes(content)
     run.finish()
     assert run.output.count(f"warning: {path.relative_to(tmp_path)} is ") == 1
-    assert "no step after it is known" in run.verdicts[0]
+    assert "recorded no later step" in run.verdicts[0]
 
 
 # Several ranks ------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def test_a_file_name_with_a_metric_that_is_not_logged_is_warned_of_once(
     for _ in range(2):
         best.format_checkpoint_name(dict(metrics))
     line = (
-        f"warning: the best model's filename {filename}: nope is not logged, and 0 stands for it; "
-        "logged are epoch, loss, step\n"
+        f"warning: the best model's filename {filename}: nope is not logged: 0 is used; logged "
+        "metrics: epoch, loss, step\n"
     )
     assert capsys.readouterr().out == line * warns
 

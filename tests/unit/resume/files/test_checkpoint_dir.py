@@ -157,7 +157,7 @@ def test_without_a_copy_that_all_hosts_have_a_run_continues_from_the_disk(folder
         for each, step in zip(hosts, (35, 40), strict=True)
     ]
     assert everywhere(hosts) == [host.path_of(30) for host in hosts for _ in range(2)]
-    for host in hosts:  # or begins anew
+    for host in hosts:  # or starts over
         for path in host.path.glob("*.ckpt"):
             path.unlink()
     assert everywhere(hosts) == [None] * 4
@@ -291,7 +291,7 @@ def test_hosts_continue_from_the_newest_that_all_have_alike(folder: CheckpointDi
         assert (
             f"(algo-1 has step 30 in {hosts[0].path}; algo-2 has step 20 in {hosts[1].path}; algo-3"
             in error
-            and "start anew" in error
+            and "start over" in error
         )
     for host in hosts:
         shutil.rmtree(host.path)

@@ -130,7 +130,7 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
             path = chosen(directory)
         except UserError as error:
             outcomes["error"] += 1
-            assert not intact and "--resume.dirpath" in str(error) and "start anew" in str(error)
+            assert not intact and "--resume.dirpath" in str(error) and "start over" in str(error)
             assert len(str(error)) < 1000 and "\n" not in str(error)
             continue
         if path is None:
@@ -185,6 +185,6 @@ def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, versio
     assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(
         raised.value
     )
-    assert "\n" not in str(raised.value) and "move the checkpoints away to start anew" in str(
+    assert "\n" not in str(raised.value) and "move the checkpoints away to start over" in str(
         raised.value
     )

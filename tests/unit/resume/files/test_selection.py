@@ -88,7 +88,7 @@ def test_without_a_common_checkpoint_a_run_does_not_start_again(hosts: list, lin
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
         "--resume.dirpath=/folder: found checkpoints, but none that every host has intact "
-        f"{line}; restore one from a copy, or move them away to start anew"
+        f"{line}; restore one from a copy, or move them away to start over"
     )
 
 
@@ -124,5 +124,5 @@ def test_another_format_is_refused_on_all_hosts(version: int):
     assert str(raised.value) == (
         f"--resume.dirpath=/folder: step-9.ckpt (on b) has checkpoint format {version}, this "
         f"version of the program has format {FORMAT_VERSION}; continue with the version that wrote "
-        "it, or move the checkpoints away to start anew"
+        "it, or move the checkpoints away to start over"
     )

@@ -460,7 +460,7 @@ def test_data_are_made_before_the_data_modules_own_state_is_there(
 
 
 class Opening(Counting):
-    """Opens, in load_state_dict, what no checkpoint can hold."""
+    """Opens, in load_state_dict, what cannot be saved."""
 
     def __init__(self) -> None:
         super().__init__("on_train_epoch_start", "samples")

@@ -42,7 +42,7 @@ def test_an_epoch_that_cannot_be_shared_out_anew_is_refused(tmp_path, loader, re
     trainer = in_epoch_5(train_dataloader=loader)
     says = (
         f"^--resume.dirpath={tmp_path}: step 12 was saved within an epoch by 2 ranks, and its data "
-        "cannot be shared out anew among 1; give as many devices and nodes as before$"
+        "cannot be shared out again among 1; give as many devices and nodes as before$"
     )
     run = resumed(run_of(trainer, tmp_path), ResumePoint.BATCH, world_size=2)
     with pytest.raises(UserError, match=says):

@@ -109,7 +109,7 @@ def test_a_part_is_not_restored_a_second_time_by_what_it_holds(tmp_path, capfd):
         play(tmp_path, Counts(), stop="batch 1:2")
     model = play(tmp_path, Counts())
     assert model.world.steps == 1  # of 7
-    assert "no checkpoint" not in capfd.readouterr().out
+    assert "cannot be saved" not in capfd.readouterr().out
 
 
 WORLD = World()
@@ -168,7 +168,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_first_checkpoint(
     world.state_dict = lambda: {"screen": [io.TextIOWrapper(io.BytesIO())]}
     says = (
         r"^ExactResume\(parts=...\): state_dict\(\) of 'world' has a _io.TextIOWrapper at "
-        r"\['screen'\]\[0\], which no checkpoint can hold; keep numbers, text, tensors"
+        r"\['screen'\]\[0\], which cannot be saved; keep numbers, text, tensors"
     )
     with pytest.raises(UserError, match=says):
         play(tmp_path, world, every_n_steps=2)
@@ -345,7 +345,7 @@ def test_the_pages_class_for_pyro_resumes(tmp_path, monkeypatch, capfd, package)
     assert found == expected and found["loc"] != [0, 0]
     out = capfd.readouterr().out
     assert "changes while training" not in out and "warning" not in out
-    assert "the next batch the one that was to come, bit for bit" in out
+    assert "the next batch is the expected one, bit for bit" in out
 
 
 def functions_for(pyro):

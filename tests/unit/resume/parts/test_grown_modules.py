@@ -1,4 +1,4 @@
-"""Optimizers are made anew of the modules as they are at the start."""
+"""Optimizers are made again of the modules as they are at the start."""
 
 from pathlib import Path
 

@@ -165,7 +165,7 @@ def test_a_scheduler_put_in_anothers_place_is_said_at_once(tmp_path, capsys):
     trainer(tmp_path, every_n_steps=1).fit(Rescheduled())
     assert replaced(capsys) == [
         "warning: the schedulers were replaced while training (torch.optim.lr_scheduler.StepLR by "
-        "torch.optim.lr_scheduler.CosineAnnealingLR), and a resumed run makes the first ones: "
+        "torch.optim.lr_scheduler.CosineAnnealingLR), and a resumed run creates the original ones: "
         "after an interruption this run has other rates; return them from configure_optimizers()"
     ]
 

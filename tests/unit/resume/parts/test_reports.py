@@ -171,7 +171,7 @@ class Kept(Noted):
 def test_metrics_of_earlier_epochs_that_a_list_keeps_are_named(tmp_path, capfd, monkeypatch, keeps):
     monkeypatch.setattr(Kept, "keeps", keeps)
     trainer(tmp_path, max_epochs=2).fit(Kept())
-    says = "Kept.past holds a torchmetrics.aggregation.MeanMetric, which no checkpoint can hold"
+    says = "Kept.past holds a torchmetrics.aggregation.MeanMetric, which cannot be saved"
     assert (says in capfd.readouterr().out) is keeps
 
 

@@ -1,4 +1,4 @@
-"""Which of a user's objects a line names, because no checkpoint can hold what they have."""
+"""Which of a user's objects a line names, because it cannot be saved."""
 
 import cProfile
 import csv
@@ -156,12 +156,12 @@ def test_what_is_in_a_file_starts_with_what_the_file_has(tmp_path, capsys):
     assert told(capsys, state) == []
     model.scores[0] = 1
     (line,) = told(capsys, state)
-    says = "which no checkpoint can hold: a resumed run starts with what is in its file then; keep "
+    says = "which cannot be saved: a resumed run starts with what is in its file then; keep "
     assert line.startswith(f"user_state.Model.scores is a numpy.memmap, {says}")
 
 
 class Hooked(Model):
-    """Keeps, in a hook, what no checkpoint can hold."""
+    """Keeps, in a hook, what cannot be saved."""
 
     def __init__(self):
         super().__init__()
@@ -180,7 +180,7 @@ def test_what_a_hook_has_closed_over_and_no_checkpoint_can_hold_is_reported(caps
     model.line(torch.ones(1))
     (line,) = told(capsys, state)
     name = f"{__name__}.Hooked.__init__.<locals>.count"
-    assert line.startswith(f"{name} holds a queue.Queue, which no checkpoint can")
+    assert line.startswith(f"{name} holds a queue.Queue, which cannot be")
 
 
 INNER = None
@@ -255,7 +255,7 @@ def test_what_has_state_and_is_made_while_training_is_reported_before_an_interru
     assert told(capsys, state) == []
     model.own = make()
     (line,) = told(capsys, state)
-    assert line.startswith("user_state.Model.own ") and "which no checkpoint can hold" in line
+    assert line.startswith("user_state.Model.own ") and "which cannot be saved" in line
     assert told(capsys, state) == []
 
 
@@ -275,7 +275,7 @@ def test_a_librarys_object_in_the_place_of_another_is_reported_if_it_holds_somet
     assert told(capsys, state) == []
     model.own = make(other)
     (line,) = told(capsys, state)
-    assert line.startswith("user_state.Model.own is a") and "no checkpoint can hold" in line
+    assert line.startswith("user_state.Model.own is a") and "cannot be saved" in line
 
 
 def test_a_librarys_values_are_reported_if_the_code_has_no_name_for_their_class(capsys):
@@ -302,7 +302,7 @@ def test_what_c_code_makes_of_arrays_is_reported_and_compared(capsys):
     first = unsaved(3)
     (line,) = capsys.readouterr().out.splitlines()
     name = "user_state.Model.tree is a scipy.spatial._ckdtree.cKDTree"
-    assert line.startswith(f"warning: {name}, which no checkpoint can hold")
+    assert line.startswith(f"warning: {name}, which cannot be saved")
     assert first == unsaved(3) != unsaved(4)
 
 
@@ -312,7 +312,7 @@ def test_what_a_librarys_object_has_got_and_cannot_be_saved_is_reported(capsys):
     assert told(capsys, state) == []
     model.own.fit(np.eye(2), [0, 1])
     (line,) = told(capsys, state)
-    assert "Model.own holds a sklearn.tree._tree.Tree, which no" in line
+    assert "Model.own holds a sklearn.tree._tree.Tree, which cannot" in line
 
 
 def test_what_is_changed_in_a_memory_is_reported(capsys):
@@ -321,7 +321,7 @@ def test_what_is_changed_in_a_memory_is_reported(capsys):
     assert told(capsys, state) == []
     model.own[0] = 3
     (line,) = told(capsys, state)
-    assert line.startswith("user_state.Model.own is a ") and "no checkpoint can hold" in line
+    assert line.startswith("user_state.Model.own is a ") and "cannot be saved" in line
 
 
 class Measuring(Model):
@@ -409,7 +409,7 @@ def test_the_steps_of_a_metric_tracker_are_not_reported(capsys):
 
 
 class Tracker:
-    """Counts beside what no checkpoint can hold."""
+    """Counts beside what cannot be saved."""
 
     def __init__(self) -> None:
         self.file = io.TextIOWrapper(io.BytesIO())
@@ -436,10 +436,9 @@ def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
     state = state_of(model := Tracking(rules={"name": operator.itemgetter("a")}))
     model.on_train_epoch_start()
     model.training_step(None, 0)
-    first = UNSAVED.replace("what the program makes there itself", "its first value")
     lines = sorted(told(capsys, state))
     begins = [
-        f"{__name__}.Tracking.rules holds an operator.itemgetter{first}",
+        f"{__name__}.Tracking.rules holds an operator.itemgetter{UNSAVED}",
         f"{__name__}.Tracking.state holds a _io.TextIOWrapper{UNSAVED}",
         f"{__name__}.Tracking.tracker holds a {__name__}.Tracker{UNSAVED}",
     ]
@@ -469,7 +468,7 @@ def test_a_function_that_the_program_has_nowhere_at_its_start_is_reported_once(c
     model.rule = lambda value: value
     (line,) = told(capsys, state)
     assert line.startswith(
-        "user_state.Model.rule has got a function or a class while training that"
+        "user_state.Model.rule was set to a function or a class that the model did"
     )
     assert told(capsys, state) == []
 
@@ -548,8 +547,8 @@ def test_an_iterator_is_reported_once(capsys):
     )
     lines = told(capsys, state)
     assert lines[0] == (
-        "model.batches is a torch.utils.data.dataloader._SingleProcessDataLoaderIter, and no "
-        "checkpoint can hold its position: after an interruption this run is not exact; keep an "
+        "model.batches is a torch.utils.data.dataloader._SingleProcessDataLoaderIter, and its "
+        "position cannot be saved: after an interruption this run is not exact; keep an "
         "index, or a loader with state_dict()"
     )
     assert [line.split()[0] for line in lines] == ["model.batches", "model.signs"]
@@ -579,7 +578,7 @@ def test_an_iterator_in_a_variable_is_reported(capsys):
         f"variables.{__name__}.BATCHES is a torch.utils.data.dataloader._SingleProcessDataLoader"
     )
     (line,) = told(capsys, state_of(Paced()))
-    assert line.startswith(f"variables.{__name__}.PACE is a generator, and no checkpoint can hold")
+    assert line.startswith(f"variables.{__name__}.PACE is a generator, and its position cannot be")
 
 
 def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
@@ -593,9 +592,9 @@ def test_what_nobody_can_read_is_reported_once_at_the_first_checkpoint(capsys):
         lines.append(capsys.readouterr().out.splitlines())
     program.communicate()
     assert lines[0][0] == (
-        "warning: user_state.Model.hash is a _hashlib.HASH, which holds what nobody can read, and "
-        "no checkpoint has: a resumed run has the one that the program makes at its start; if "
-        "training depends on it, give it as a part: ExactResume(parts={...})"
+        "warning: user_state.Model.hash is a _hashlib.HASH, which has hidden state that cannot be "
+        "saved: a resumed run has the one that the program makes at its start; if training depends "
+        "on it, give it as a part: ExactResume(parts={...})"
     )
     names = [line.split()[1].removeprefix("user_state.Model.") for line in lines[0]]
     assert names == ["hash", "child", "program", "packs"]
@@ -687,8 +686,9 @@ def test_a_file_that_its_opening_empties_is_reported_once_it_is_written(capsys, 
         opened["a"].write("3\n")
         opened["r"].readline()
         assert told(capsys, state) == [
-            "user_state.Model.rows is a file that its opening empties, and training writes to it: "
-            'a resumed run begins it again; open it with "a", or keep what it holds in an '
+            'user_state.Model.rows is a file that opening empties (mode "w"), and training writes '
+            'to it: a resumed run starts with an empty one; open it with "a", or keep what it '
+            "holds in an "
             f"attribute, or {HINT}"
         ]
         opened["w"].write("4\n")

@@ -224,7 +224,7 @@ def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(
         "its weights: after an interruption this run cannot continue; make it in __init__() or "
         "configure_model()"
     ]
-    with pytest.raises(UserError, match=f"found weights {weight}, which the model has not got"):
+    with pytest.raises(UserError, match=f"found weights {weight}, which the model lacks"):
         fitted(tmp_path, make)
 
 
@@ -251,7 +251,7 @@ def test_a_layer_in_the_place_of_one_with_the_same_weights_refuses_no_resume(tmp
 def said_of_model(capsys) -> list[str]:
     """Return the lines of the model; test_data_identity.py has that of a module's other class."""
     lines = capsys.readouterr().out.splitlines()
-    others = [line for line in lines if "and no checkpoint can hold that" not in line]
+    others = [line for line in lines if "while training, which cannot be saved" not in line]
     return [line for line in others if line.startswith("warning: model.")]
 
 
@@ -288,11 +288,11 @@ def test_a_weight_in_the_place_of_what_was_computed_is_said_at_once(tmp_path, ca
         fitted(tmp_path, make, stop="batch 1:1")
     (said,) = said_of_model(capsys)
     assert said == (
-        "warning: model.line.weight was computed at the start, and has become a weight while "
-        "training, which a resumed run does not make of it to load it: after an interruption this "
-        "run cannot continue; do this after training, or in __init__() or configure_model()"
+        "warning: model.line.weight was computed at the start and became a weight while training, "
+        "and a resumed run will not make it a weight: after an interruption this run cannot "
+        "continue; do this after training, or in __init__() or configure_model()"
     )
-    with pytest.raises(UserError, match=r"found weights line\.weight, which the model has not got"):
+    with pytest.raises(UserError, match=r"found weights line\.weight, which the model lacks"):
         fitted(tmp_path, make)
 
 
@@ -315,7 +315,7 @@ class Renaming(Noted):
 def test_other_names_are_left_to_code_that_loads_states_itself():
     state = {"other.weight": torch.ones(1)}
     assert other_weights(Noted().state_dict(), state) == [
-        "weights other.weight, which the model has not got",
+        "weights other.weight, which the model lacks",
         "no weights line.weight, which the model has",
         "no weights line.bias, which the model has",
     ]

@@ -125,7 +125,7 @@ def test_four_of_many_differences_are_named(tmp_path, number):
     assert str(raised.value) == (
         f"--resume.dirpath={tmp_path}: step-000000012.ckpt is of another run: {named}{rest}; "
         "continue with the same settings, or give another folder, or move the checkpoints away "
-        "to start anew; --resume.other_settings=true allows another learning rate, gradient "
+        "to start over; --resume.other_settings=true allows another learning rate, gradient "
         "clipping or precision"
     )
 

@@ -744,7 +744,7 @@ def test_a_file_in_memory_that_is_only_read_goes_back_to_where_it_was():
 
 
 def test_what_averages_the_models_of_ranks_counts_on():
-    """It holds the group of the ranks, which each start makes anew."""
+    """It holds the group of the ranks, which each start makes again."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

@@ -107,7 +107,7 @@ def test_a_tensor_of_a_librarys_class_comes_back_as_one(made, is_new):
 
 
 def test_a_librarys_object_stays_what_it_was_when_it_grows():
-    """Each scan asks anew, also where nobody knows what it was at the start."""
+    """Each scan asks again, also where nobody knows what it was at the start."""
     matrix = scipy.sparse.lil_matrix((80, 60), dtype=np.int32)
     kind = kind_of(matrix)
     for row in range(80):

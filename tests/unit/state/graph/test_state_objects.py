@@ -333,7 +333,7 @@ class Hashed(Store):
 
 
 class Unsaid(Store):
-    """Says something that no checkpoint can hold."""
+    """Says something that cannot be saved."""
 
     def __getstate__(self):
         return vars(self)

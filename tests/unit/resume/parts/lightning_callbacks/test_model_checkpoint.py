@@ -1,4 +1,4 @@
-"""A ModelCheckpoint has its newest score again, and writes newer files anew."""
+"""A ModelCheckpoint has its newest score again, and writes newer files again."""
 
 from pytorch_lightning.callbacks import ModelCheckpoint
 from untrained import in_epoch_5, resumed, run_of
