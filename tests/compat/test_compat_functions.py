@@ -357,14 +357,6 @@ def test_a_loader_is_copied_without_its_workers():
     del iterator
 
 
-def test_an_iterator_that_a_loader_keeps_is_seen():
-    loader = DataLoader([1])
-    loader._iterator = iter(loader)  # as torch keeps it, whose workers stay
-    assert not torch_data.keeps_iterator(loader)
-    loader.kept = iter(loader)
-    assert torch_data.keeps_iterator(loader)
-
-
 def test_workers_end_with_their_loader():
     ended = []
     loader = types.SimpleNamespace(

@@ -104,13 +104,13 @@ BETWEEN_THE_LINES = {
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUNS_BLOCK,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
     "python -m sagemaker_lightning.shards index FOLDER": (
-        "unit/shards/test_command.py::test_an_index_is_made_anew"
+        "unit/shards/test_command.py::test_an_index_that_is_made_anew_is_of_the_same_samples"
     ),
     "python -m sagemaker_lightning.drill -- python my_script.py": (
         "test_drill.py::test_a_script_with_a_trainer_of_its_own"
     ),
     ".venvs/rehearsal/bin/python -m sagemaker_rehearsal exec -- python my_estimator.py": (
-        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
+        "test_rehearsal_endpoint.py::test_the_key_of_a_rehearsal"
     ),
     ".venvs/rehearsal/bin/python -m sagemaker_rehearsal interrupt JOB --host=algo-2 --unwarned": (
         "test_rehearsal.py::test_an_interruption_by_hand"
