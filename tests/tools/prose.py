@@ -41,6 +41,7 @@ PHRASES_OF_PAGES = {
 OF_OTHERS = {
     "CheckpointIO": "Lightning's",
     "ELBOModule": "pyro's",
+    "HyperparameterTuner": "the SDKs'",
     "MLFLOW_TRACKING_URI": "MLflow's",
     "MultiheadAttention": "torch's",
     "ShareableList": "Python's",
@@ -51,6 +52,7 @@ OF_OTHERS = {
     "ddp_fork": "Lightning's",
     "build-image.sh": "the original's",
     "conda-3.11.txt": "make lock-conda writes it",
+    "container_entry_point": "SDK 2's",
     "dictConfig": "Python's",
     "gpu-DATE.json": "make gpu writes it",
     "image-cpu.txt": "make lock TORCH=cpu writes it",
