@@ -171,7 +171,7 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
     assert model_json(rehearsal, name)
 
 
-@pytest.mark.thorough  # its parts: test_row_tables.py, test_merge.py
+@pytest.mark.thorough  # its parts: test_table.py, test_merge.py
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     """Three instances instead of ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())

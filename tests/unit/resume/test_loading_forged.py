@@ -1,7 +1,7 @@
 """A checkpoint is input: a forged one, with a right checksum, decides values and nothing else.
 
 Each test interrupts a training, forges its newest checkpoint, and starts the training again.
-test_forged_optimizers.py and test_forged_files.py have more.
+test_optimizers_forged.py and test_checkpoint_file_forged.py have more.
 """
 
 import contextlib

@@ -275,6 +275,6 @@ def test_code_that_ended_the_program_is_named():
         leave()
     line = leave.__code__.co_firstlineno + 1
     assert run.left_early(leaving.value) == (
-        f"test_cli_run.py, line {line}, in leave: left by SystemExit with status 0 before the "
+        f"test_run_main.py, line {line}, in leave: left by SystemExit with status 0 before the "
         "model was written; return instead, or raise an error"
     )
