@@ -18,8 +18,8 @@ import torch
 from conftest import write_cifar
 from containers import DOCKER, ROOT, build, build_variables, docker
 from environments import packages_of
+from gpu_hosts import gpu_host
 from terminal import Terminal
-from test_doctor import gpu_host
 from torchvision.models import resnet18
 
 pytestmark = pytest.mark.docker

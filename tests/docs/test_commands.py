@@ -68,7 +68,7 @@ BETWEEN_THE_LINES = {
     "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
     "make audit": "test_locks.py::test_an_audit",
     "python -m sagemaker_lightning.doctor": (
-        "test_doctor.py::test_the_program_on_a_machine_without_a_gpu"
+        "unit/doctor/test_checks_program.py::test_the_program_on_a_machine_without_a_gpu"
     ),
     "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": (
         "test_container.py::test_the_program_is_a_build_argument"
@@ -308,7 +308,8 @@ def test_format_and_clean(tmp_path):
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py"
-            " --tests tests/compat/test_compat_functions.py tests/unit/cli/test_lightning_cli.py",
+            " --tests tests/unit/compat/test_jsonargparse_types.py"
+            " tests/unit/cli/test_lightning_cli.py",
             r"1 mutants \(seed 1\): 0 survived",
         ),
     ],
