@@ -38,7 +38,9 @@ COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)$(if $(WITH),-with-others)
 $(COMPAT)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING) $(WITH)
 
-COMPATIBLE := -n 2 -m "not docker and not soak" tests/compat tests/unit/compat/test_namespaces.py tests/unit/data/test_deterministic.py \
+UNIT_COMPATIBLE := $(addprefix tests/unit/compat/test_,$(addsuffix .py,jsonargparse_types lightning_callbacks_called lightning_checkpoints_refused lightning_loaders lightning_loops lightning_metrics_continued lightning_trainer \
+	metrics_states namespaces random_generators torch_compile_settings torch_data torch_modules_hooks versions))
+COMPATIBLE := -n 2 -m "not docker and not soak" tests/compat $(UNIT_COMPATIBLE) tests/unit/data/test_deterministic.py \
 	tests/unit/data/test_batch_order.py tests/unit/data/test_sample_seeding.py tests/unit/data/test_seeding.py tests/integration/test_exact_resume.py tests/integration/test_data_that_change.py \
 	tests/integration/test_process_left_as_it_was.py tests/integration/test_where_runs_begin_and_end.py tests/integration/test_what_checkpoints_hold.py \
 	tests/unit/data/loaders tests/integration/test_interruptions.py tests/integration/test_strangers.py tests/integration/test_logger_runs.py

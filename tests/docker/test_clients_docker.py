@@ -33,13 +33,3 @@ def test_three_folders_mounted_whole(image: str, tmp_path: Path):
     )
     assert (tmp_path / "output/success").exists()
     assert list(tmp_path.glob("output/data/tensorboard/**/events.*"))
-
-
-@pytest.mark.thorough  # outside of it: test_train.py
-def test_without_the_toolkit(image: str, tmp_path: Path):
-    mount = ["--volume", f"{tmp_path}:/opt/sagemaker-lightning/output"]
-    flags = [f"--{name}={value}" for name, value in SHORT.items()]
-    run = docker("run", "--rm", *mount, image, "python", "app/train.py", *flags)
-    assert run.returncode == 0, run.stdout
-    assert "toolkit" not in run.stdout
-    assert torch.load(tmp_path / "model/model.pt", weights_only=True)

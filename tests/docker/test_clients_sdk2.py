@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from containers import ROOT
-from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arrived
-from local_mode import Client, hyperparameters_in, unpacked
+from hyperparameters_sent import KNOWN, SHORT, known_arrived
+from local_mode import Client, unpacked
 from torchvision.models import resnet18
 
-from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.launch import user_program
 
 pytestmark = pytest.mark.docker
@@ -75,63 +74,7 @@ def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, 
     assert list(output.glob("data/tensorboard/algo-1-*/tutorial/version_0/events.*"))
 
 
-@pytest.mark.soak  # by SDK 3, too; and a script on two instances, below
-def test_two_instances_from_and_to_s3(
-    client: Client, image: str, cifar: Path, bucket, tmp_path: Path
-):
-    job = {
-        "image_uri": image,
-        "instance_count": 2,
-        "hyperparameters": ORIGINAL_HYPERPARAMETERS | SMALL_SPLIT | {"trainer.max_epochs": 1},
-    }
-    job |= {"inputs": {"training": bucket.upload(cifar, "cifar")}, "output_path": bucket.uri("out")}
-    run = client.run("sdk2_estimator.py", job, **bucket.variables)
-    assert run.returncode == 0, run.stdout
-    assert "MEMBER: 2/2" in run.stdout
-    keys = {key.rpartition("/")[2]: key for key in bucket.keys("out/")}
-    assert sorted(keys) == ["model.tar.gz", "output.tar.gz"]
-    model_of(bucket.download(keys["model.tar.gz"], tmp_path / "model.tar.gz"))
-    assert list(
-        unpacked(bucket.download(keys["output.tar.gz"], tmp_path / "output.tar.gz")).glob(
-            "data/tensorboard/*"
-        )
-    )
-
-
-@pytest.mark.soak  # with a source, below, and by SDK 3
-def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Path):
-    job = {
-        "image_uri": image,
-        "instance_count": 1,
-        "hyperparameters": KNOWN,
-        "output_path": f"file://{tmp_path}/out",
-    }
-    run = client.run("sdk2_estimator.py", job)
-    assert run.returncode == 0, run.stdout
-    known_arrived(unpacked(tmp_path / "out/output.tar.gz"))
-
-
-@pytest.mark.thorough  # without the client: test_toolkit.py
-def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
-    """They arrive with their values, the job fails, and the client says so."""
-    job = {
-        "image_uri": image,
-        "instance_count": 1,
-        "hyperparameters": UNKNOWN,
-        "output_path": f"file://{tmp_path}/out",
-    }
-    run = client.run("sdk2_estimator.py", job)
-    assert run.returncode == 1 and "RuntimeError: Failed to run" in run.stdout
-    assert hyperparameters.flags(hyperparameters_in(run.stdout)) == UNKNOWN_FLAGS
-    failure = (unpacked(tmp_path / "out/output.tar.gz") / "failure").read_text()
-    assert failure.startswith(
-        f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here"
-    )
-    assert "\n" not in failure
-    assert not list(unpacked(tmp_path / "out/model.tar.gz").iterdir())
-
-
-@pytest.mark.soak  # without a source, above; an entry script by SDK 3
+@pytest.mark.soak  # by SDK 3, without a source: test_clients_sdk3.py
 def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp_path: Path):
     """The image's program runs with a source archive of the job in S3.
 
@@ -208,67 +151,23 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED_DISTRIBUTIONS}
 
 
-@pytest.mark.parametrize(
-    ("distribution", "warns"),
-    [
-        pytest.param({"torch_distributed": ENABLED}, False, marks=pytest.mark.soak),
-        # By SDK 3: test_clients_sdk3.py; the toolkit's part: test_toolkit.py.
-        pytest.param({"pytorchddp": ENABLED}, True, marks=pytest.mark.soak),
-    ],
-    ids=["torch_distributed", "pytorchddp"],
-)
-def test_a_plain_pytorch_script_on_two_instances(
-    client: Client, image: str, tmp_path: Path, distribution, warns
-):
+@pytest.mark.soak
+def test_a_plain_pytorch_script_on_two_instances(client: Client, image: str, tmp_path: Path):
     job = {
         "image_uri": image,
         "instance_count": 2,
         "hyperparameters": {"x": 1.5},
-        "distribution": distribution,
+        "distribution": {"torch_distributed": ENABLED},
     }
     job |= {"entry_point": "ddp.py", "source_dir": SOURCE, "output_path": f"file://{tmp_path}/out"}
     run = client.run("sdk2_pytorch.py", job)
     assert run.returncode == 0, run.stdout
     for rank in (0, 1):
         assert f"rank {rank} of 2: gradient 0.5, given ['-x', '1.5']" in run.stdout
-    assert ("AWS has published no SMDDP build" in run.stdout) == warns
+
     assert list(
         torch.load(unpacked(tmp_path / "out/model.tar.gz") / "model.pt", weights_only=True)
     ) == ["weight"]
-
-
-@pytest.mark.soak  # an archive of the job's is above
-def test_a_source_that_the_client_sends_to_s3(client: Client, image: str, bucket, tmp_path: Path):
-    """A script with arguments of every kind; what becomes of them is the toolkit's own doing."""
-    client.local_code(False)
-    job = {
-        "image_uri": image,
-        "instance_count": 1,
-        "hyperparameters": UNKNOWN,
-        "entry_point": "echo.py",
-    }
-    job |= {
-        "source_dir": SOURCE,
-        "output_path": f"file://{tmp_path}/out",
-        "code_location": bucket.uri("code"),
-    }
-    run = client.run("sdk2_pytorch.py", job, **bucket.variables)
-    assert run.returncode == 0, run.stdout
-    assert hyperparameters.flags(hyperparameters_in(run.stdout)) == UNKNOWN_FLAGS
-    arguments = [
-        "--x.boolean",
-        "True",
-        "--x.dict",
-        "a=1",
-        "--x.empty",
-        "",
-        "--x.list",
-        "['a', 1]",
-        "--x.negative",
-        "-3",
-    ]
-    arguments += ["--x.none", "", "--x.number", "1.10", "--x.text", "a b=c 'q'"]
-    assert f"GIVEN {arguments}" in run.stdout
 
 
 @pytest.mark.thorough  # without the client: test_toolkit.py

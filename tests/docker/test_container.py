@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import sweeper
 import torch
-from conftest import CIFAR_CLASSES, write_cifar
+from conftest import write_cifar
 from containers import DOCKER, ROOT, build, build_variables, docker
 from environments import packages_of
+from gpu_hosts import gpu_host
 from terminal import Terminal
-from test_doctor import gpu_host
 from torchvision.models import resnet18
 
 pytestmark = pytest.mark.docker
@@ -73,24 +73,6 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
         description["revision"]
         == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
     )
-
-
-@pytest.mark.thorough  # outside of it: test_namespaces.py
-def test_a_program_that_says_import_lightning(container, tmp_path):
-    """A program of Lightning's documentation runs.
-
-    The image has pytorch-lightning alone, and the program uses nothing of ours.
-    """
-    (tmp_path / "code").mkdir()
-    shutil.copy(ROOT / "tests/support/autoencoder.py", tmp_path / "code/train.py")
-    (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    hyperparameters_mount = mount(
-        tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
-    )
-    run = container(
-        "train", options=(*hyperparameters_mount, *mount(tmp_path / "code", "/opt/ml/code", "ro"))
-    )
-    assert run.returncode == 0 and "TRAINED 20 " in run.stdout, run.stdout
 
 
 def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_path):
@@ -160,56 +142,6 @@ def test_the_command_may_be_left_out(container):
     )
 
 
-@pytest.mark.thorough  # outside of it: test_train.py; mounted: test_clients_docker.py
-def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
-    """The hyperparameters are those of the original's run_sagemaker.py, without its GPU.
-
-    The channel cannot be written to.
-    """
-    hyperparameters = {
-        "data": "CIFAR10DataModule",
-        "data.batch_size": "32",
-        "optimizer": "Adam",
-        "optimizer.lr": "0.001",
-        "trainer.accelerator": "cpu",
-        "trainer.devices": "-1",
-        "trainer.max_epochs": "2",
-        "logger.name": "tutorial",
-        "data.val_split": "40",
-    }
-    config, model, output = (tmp_path / name for name in ("config", "model", "output"))
-    for folder in (config, model, output):
-        folder.mkdir()
-    (config / "hyperparameters.json").write_text(json.dumps(hyperparameters))
-    mounts = mount(cifar, "/opt/ml/input/data/training", "ro") + mount(
-        config, "/opt/ml/input/config"
-    )
-    run = container(
-        "train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output")
-    )
-    assert run.returncode == 0, run.stdout
-    assert json.loads((model / "model.json").read_text())["classes"] == CIFAR_CLASSES
-    assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
-    # The checkpoints of a run that is finished are no output.
-    assert not list(output.glob("data/checkpoints"))
-    assert (output / "success").exists()
-
-
-def test_a_mistake_is_in_the_failure_file(container, tmp_path: Path):
-    (tmp_path / "hyperparameters.json").write_text('{"trainer.accelerator": "gpu"}')
-    (tmp_path / "output").mkdir()
-    path = "/opt/ml/input/config/hyperparameters.json"
-    mounts = mount(tmp_path / "hyperparameters.json", path, "ro") + mount(
-        tmp_path / "output", "/opt/ml/output"
-    )
-    run = container("train", options=mounts)
-    assert run.returncode == 1
-    failure = (tmp_path / "output/failure").read_text()
-    assert failure.startswith("error: --trainer.accelerator=gpu: this machine has no GPU")
-    assert "\n" not in failure
-    assert failure in run.stdout
-
-
 @pytest.mark.parametrize(
     "options",
     [("--read-only",), ("--tmpfs", "/opt/ml/output:ro"), ("--tmpfs", "/opt/ml/output:size=64k")],
@@ -219,12 +151,6 @@ def test_an_output_that_cannot_be_written_is_not_a_success(container, options):
     run = container("train", options=options)
     assert run.returncode == 1, run.stdout
     assert run.stdout.startswith("error: /opt/ml")
-
-
-def test_any_command_keeps_its_quoting_and_exit_status(container):
-    run = container("bash", "-c", 'printf "<%s>" "$@"; exit 7', "_", "a b", "", "$HOME", "'\"")
-    assert (run.returncode, run.stdout) == (7, "<a b><><$HOME><'\">")
-    assert container("python", "-c", "import sys; sys.exit(5)").returncode == 5
 
 
 def test_a_shell_that_nothing_activated_finds_the_environment(container):
@@ -637,16 +563,6 @@ def test_a_compiler_is_a_build_argument(image: str, tag: str):
     assert run.returncode == 0, run.stdout[-3000:]
     assert docker("run", "--rm", tag, "g++", "--version").stdout.startswith("g++")
     assert "not found" in docker("run", "--rm", image, "bash", "-c", "g++ --version").stdout
-
-
-def test_an_installer_with_another_checksum_is_not_run(tag: str):
-    run = build(tag, **build_variables() | {"MINICONDA_SHA256": "0" * 64})
-    assert run.returncode != 0
-    error_line = (
-        rf"error: MINICONDA_SHA256: found [0-9a-f]{{64}}, expected {'0' * 64}: file:///opt/\S+ is "
-    )
-    assert re.search(error_line, run.stdout), run.stdout[-3000:]
-    assert docker("image", "inspect", tag).returncode != 0
 
 
 @pytest.mark.soak

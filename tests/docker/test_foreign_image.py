@@ -191,39 +191,6 @@ def stop_then_kill(
     )
 
 
-@pytest.mark.soak  # the supervisor is the same by SDK 3, below
-def test_sdk_2_trains_in_a_foreign_image(rehearsal, foreign_image, trained_line, tmp_path):
-    """With our hook by the job's environment and the toolkit as first process; then without."""
-    common_arguments = {
-        "image_uri": foreign_image,
-        "role": ROLE,
-        "instance_type": "ml.m5.xlarge",
-        "instance_count": 1,
-        "entry_point": "train.py",
-        "source_dir": SOURCE,
-        "output_path": "s3://rehearsal/output",
-        "code_location": "s3://rehearsal/code",
-        "checkpoint_s3_uri": "s3://rehearsal/checkpoints/sdk2",
-        "hyperparameters": {"pause": STEP_SECONDS},
-    }
-    hook_variables = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
-    spot_arguments = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
-    jobs = [
-        common_arguments
-        | {
-            "job_name": "sdk2-hearing",
-            "environment": hook_variables,
-            "container_entry_point": ["train"],
-        },
-        common_arguments
-        | spot_arguments
-        | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}},
-    ]
-    stop_then_kill(
-        rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained_line
-    )
-
-
 def test_sdk_3_trains_in_a_foreign_image(rehearsal, foreign_image, trained_line, tmp_path):
     """The SDK's shell script is the entry point. One line of our package takes its place."""
     common_arguments = {

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -196,37 +195,6 @@ def test_n_ranks_compute_what_one_does(
         assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
 
-@pytest.mark.thorough  # beside test_mesh.py
-def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
-    hosts = ["algo-1", "algo-10", "algo-2"]
-    # What a user has set stays.
-    user_variables = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}
-    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **user_variables) as nodes:
-        nodes.start("algo-10")
-        nodes.start("algo-1", named=False)
-        time.sleep(10)
-        nodes.name("algo-1")
-        time.sleep(10)
-        nodes.start("algo-2")
-        assert nodes.end() == dict.fromkeys(hosts, 0)
-        assert all(f"{rank + 1}/3" in nodes.output(host) for rank, host in enumerate(hosts))
-        variables_line = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
-        assert all(f"{variables_line}eth0" in nodes.output(host) for host in hosts[1:])
-    assert (tmp_path / "algo-1/model/model.pt").is_file()
-
-
-@pytest.mark.soak  # beside test_mesh.py and a local rank that is killed
-def test_the_main_node_is_killed(image: str, tmp_path: Path):
-    with job_nodes(image, tmp_path, 2, LONG_JOB) as nodes:
-        nodes.start()
-        nodes.wait_for("TRAINING", "algo-1")
-        nodes.kill("algo-1")
-        assert nodes.end() == {"algo-1": 137, "algo-2": 1}
-        assert nodes.failure("algo-2").startswith(
-            "error: lost algo-1: its connection broke off; last heard "
-        )
-
-
 @pytest.mark.parametrize(
     "program",
     [
@@ -253,33 +221,6 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
         )
         for host in nodes.hosts:
             assert re.search(killed, nodes.failure(host)), nodes.failure(host)
-
-
-@pytest.mark.thorough  # beside test_mesh.py
-def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
-    """The ranks on both sides wait for one another, and are ended."""
-    with job_nodes(image, tmp_path, 3, LONG_JOB) as nodes:
-        nodes.start()
-        nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others know of the first
-        nodes.cut("algo-3")
-        assert nodes.end() == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
-        for host in ("algo-1", "algo-2"):
-            assert nodes.failure(host).startswith(
-                "error: lost algo-3: nothing was heard of it any more; last heard "
-            )
-            assert "epoch" in nodes.failure(host)
-        assert "the network of this one (algo-3) is most likely cut" in nodes.failure("algo-3")
-
-
-@pytest.mark.soak  # beside test_mesh.py
-def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
-    hyperparameters = LONG_JOB | {"model.fail_at": 3, "model.fail_rank": 1}
-    with job_nodes(image, tmp_path, 2, hyperparameters) as nodes:
-        nodes.start()
-        assert nodes.end() == {"algo-1": 1, "algo-2": 1}
-        for host in nodes.hosts:
-            assert "RuntimeError: the probe fails, as it was asked to" in nodes.failure(host)
-        assert "algo-2" in nodes.failure("algo-1")
 
 
 @pytest.mark.parametrize(

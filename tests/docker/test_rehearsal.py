@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
-from rehearsals import HANG_SECONDS, LABEL, Rehearsal, run, run_command, starting
+from rehearsals import HANG_SECONDS, LABEL, Rehearsal, run_command, starting
 
 pytestmark = pytest.mark.docker
 
@@ -671,20 +671,6 @@ def test_repairs_of_a_gpu_instance(tmp_path, image):
             server.create(image, script, ResourceConfig=resources, **CHECKPOINT_FIELDS)
         )
         assert job["TrainingJobStatus"] == "Completed" and "Restarting" in statuses(job)
-
-
-def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
-    code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith('AWS_')))"
-    completed = run(
-        rehearsal,
-        python_of("rehearsal"),
-        "-c",
-        code,
-        env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
-    )
-    assert f"'{rehearsal.endpoint}'" in completed.stdout
-    assert "mine" not in completed.stdout
-    assert "URL_S3" not in completed.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_cifar
-from containers import ROOT, docker
-from environments import python_of
+from containers import ROOT
 from local_mode import Client
 from rehearsals import HANG_SECONDS, ROLE, Rehearsal
 
@@ -76,7 +75,7 @@ def same_weights(first: dict, second: dict) -> bool:
     )
 
 
-@pytest.mark.soak  # two hosts: test_rehearsal_processes.py, test_clients_sdk3.py
+@pytest.mark.soak  # two hosts: test_rehearsal_processes.py
 def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     """The tutorial's two parts run by SDK 2.
 
@@ -172,201 +171,7 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
     assert model_json(rehearsal, name)
 
 
-SOURCE = str(ROOT / "tests/clients/source")
-TUNED = {
-    "objective_metric_name": "gradient",
-    "objective_type": "Maximize",
-    "metric_definitions": [{"Name": "gradient", "Regex": "gradient ([0-9.]+)"}],
-    "max_jobs": 2,
-    "max_parallel_jobs": 1,
-    "ranges": {"x": ["a", "b"]},
-    "strategy": "Grid",
-    "inputs": [],
-}
-
-
-def tuned_jobs(rehearsal: Rehearsal, output: str) -> list[dict]:
-    """Return the descriptions of the training jobs of the tuner whose best job was printed."""
-    (best,) = re.findall(r"best: (\S+)-\d{3}-", output)
-    summaries = rehearsal.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(
-        HyperParameterTuningJobName=best
-    )["TrainingJobSummaries"]
-    values = [summary["TunedHyperParameters"]["x"].strip('"') for summary in summaries]
-    assert values == ["a", "b"]
-    return [rehearsal.describe(summary["TrainingJobName"]) for summary in summaries]
-
-
-@pytest.mark.thorough  # without an SDK: test_rehearsal_tuning.py
-def test_a_tuner_of_sdk_3_keeps_environment_channels_and_drivers(rehearsal, image, tmp_path):
-    """Its jobs cannot replace the entry point: `train` starts torchrun, as `distributed` says."""
-    trainer = {
-        "training_image": image,
-        "role": ROLE,
-        "base_job_name": "tuned",
-        "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1},
-        "stopping": {"max_runtime_in_seconds": 600},
-        "output": "s3://rehearsal/output",
-        "checkpoints": "s3://rehearsal/checkpoints/tuned",
-        "hyperparameters": {"x": "a", "fixed": 3},
-        "environment": {"OMP_NUM_THREADS": "1"},
-        "source_code": {"entry_script": "ddp.py", "source_dir": SOURCE},
-        "torchrun": {"process_count_per_node": 2},
-    }
-    job = TUNED | {"trainer": trainer, "inputs": [["training", "s3://rehearsal/cifar10"]]}
-    completed = Person("sdk3", tmp_path, rehearsal).run("sdk3_tuner.py", job)
-    assert completed.returncode == 0, completed.stdout[-5000:]
-    for description in tuned_jobs(rehearsal, completed.stdout):
-        assert description["TrainingJobStatus"] == "Completed"
-        assert description["Environment"]["OMP_NUM_THREADS"] == "1"
-        channels = {channel["ChannelName"] for channel in description["InputDataConfig"]}
-        assert channels == {"training", "sm_drivers"}
-        name = description["TrainingJobName"]
-        assert description["CheckpointConfig"]["S3Uri"].endswith(f"/tuned/{name}")
-        lines = "\n".join(rehearsal.lines(name)["algo-1"])
-        assert "rank 1 of 2: gradient 0.5, given ['--fixed', '3', '-x', " in lines
-        assert "hyperparameter x: " in lines and "program: /opt/ml/code/ddp.py, torchrun" in lines
-
-
-@pytest.mark.soak  # beside that of SDK 3
-def test_a_tuner_of_sdk_2_keeps_environment_and_channels(rehearsal, image, tmp_path):
-    estimator = {
-        "image_uri": image,
-        "role": ROLE,
-        "entry_point": "ddp.py",
-        "source_dir": SOURCE,
-        "instance_type": "ml.m5.xlarge",
-        "instance_count": 1,
-        "output_path": "s3://rehearsal/output",
-        "hyperparameters": {"fixed": 3},
-        "environment": {"OMP_NUM_THREADS": "1"},
-        "distribution": {"torch_distributed": {"enabled": True}},
-        "py_version": "py311",
-        "framework_version": "2.0",
-    }
-    job = TUNED | {"estimator": estimator, "inputs": {"training": "s3://rehearsal/cifar10"}}
-    completed = Person("sdk2", tmp_path, rehearsal).run("sdk2_tuner.py", job)
-    assert completed.returncode == 0, completed.stdout[-5000:]
-    for description in tuned_jobs(rehearsal, completed.stdout):
-        assert description["TrainingJobStatus"] == "Completed"
-        assert description["Environment"]["OMP_NUM_THREADS"] == "1"
-        assert [each["ChannelName"] for each in description["InputDataConfig"]] == ["training"]
-        lines = "\n".join(rehearsal.lines(description["TrainingJobName"])["algo-1"])
-        assert "rank 0 of 1: gradient 0.0, given ['--fixed', '3', '-x', " in lines
-
-
-@pytest.mark.thorough  # without Docker: test_rehearsal_endpoint.py
-def test_launch(rehearsal, image, tmp_path):
-    registry = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
-    command = [
-        sys.executable,
-        ROOT / "scripts/launch.py",
-        f"--image={registry}/{image}:latest",
-        f"--role={ROLE}",
-        "--poll=1",
-    ]
-    command += [
-        "--output=s3://rehearsal/output",
-        "--channel=training=s3://rehearsal/cifar10/,mode=FastFile",
-    ]
-    command += [
-        "--spot",
-        "--checkpoints=s3://rehearsal/checkpoints/launch",
-        "--max-run=600",
-        "--max-wait=900",
-    ]
-    hyperparameters = [
-        f"{name}={value}"
-        for name, value in (TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": 1}).items()
-    ]
-    completed = subprocess.run(
-        [*map(str, command), *hyperparameters],
-        env=Person("launch", tmp_path, rehearsal).variables | {"PYTHONPATH": ""},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=HANG_SECONDS,
-    )
-    assert completed.returncode == 0, completed.stdout[-5000:]
-    assert "Uploading: Uploading generated training model" in completed.stdout
-    assert "algo-1: epoch=1/1" in completed.stdout
-    assert ": Completed" in completed.stdout
-
-
-@pytest.mark.thorough  # without Docker: test_rehearsal_endpoint.py
-def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tmp_path):
-    """The do-it-yourself article's request, as its JSON, sent by the AWS CLI.
-
-    Ten instances of an image with a `train` of its own split the rows.
-    """
-    (tmp_path / "train").write_text(
-        "#!/bin/bash\nset -e\n"
-        "file=/opt/ml/input/config/resourceconfig.json\n"
-        "host=$(grep -o '\"current_host\": \"algo-[0-9]*' $file | grep -o '[0-9]*$')\n"
-        'hosts=$(grep -o \'"hosts": \\[[^]]*\' $file | head -1 | grep -o "algo-" | wc -l)\n'
-        "awk -v n=$hosts -v i=$host 'NR % n == i % n' /opt/ml/input/data/my-input-data/rows "
-        ">/opt/ml/model/part-$host\n"
-    )
-    (tmp_path / "Dockerfile").write_text(
-        f"FROM {image}\nENTRYPOINT []\n"
-        "COPY train /own/train\n"
-        "RUN chmod +x /own/train\n"
-        "ENV PATH=/own:$PATH\n"
-    )
-    build = docker("build", "--quiet", "--tag=rehearsal-diy", str(tmp_path))
-    assert build.returncode == 0, build.stdout
-    request = {
-        "TrainingJobName": "do-it-yourself",
-        "AlgorithmSpecification": {"TrainingImage": "rehearsal-diy", "TrainingInputMode": "File"},
-        "RoleArn": ROLE,
-        "InputDataConfig": [
-            {
-                "ChannelName": "my-input-data",
-                "DataSource": {
-                    "S3DataSource": {
-                        "S3DataType": "S3Prefix",
-                        "S3Uri": "s3://rehearsal/my-input-data",
-                        "S3DataDistributionType": "FullyReplicated",
-                    }
-                },
-            }
-        ],
-        "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
-        "ResourceConfig": {
-            "InstanceType": "ml.m5.xlarge",
-            "InstanceCount": 10,
-            "VolumeSizeInGB": 50,
-        },
-        "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
-    }
-    (tmp_path / "request.json").write_text(json.dumps(request))
-    rows = [str(row) for row in range(100)]
-    rehearsal.s3.put_object(
-        Bucket="rehearsal", Key="my-input-data/rows", Body="\n".join([*rows, ""]).encode()
-    )
-    aws = python_of("cli").with_name("aws")
-    environment = Person("aws", tmp_path / "aws", rehearsal).variables
-    try:
-        command = [
-            aws,
-            "sagemaker",
-            "create-training-job",
-            "--cli-input-json",
-            f"file://{tmp_path}/request.json",
-        ]
-        completed = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
-        )
-        assert completed.returncode == 0, completed.stderr
-        rehearsal.wait_until_ended("do-it-yourself")
-        assert rehearsal.describe("do-it-yourself")["TrainingJobStatus"] == "Completed"
-        parts = rehearsal.archive("do-it-yourself")
-        assert len(parts) == 10
-        assert sorted(b"".join(parts.values()).split(), key=int) == [row.encode() for row in rows]
-    finally:
-        docker("image", "rm", "rehearsal-diy")
-
-
-@pytest.mark.thorough  # its parts: test_row_tables.py, test_merge.py
+@pytest.mark.thorough  # its parts: test_table.py, test_merge.py
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     """Three instances instead of ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())

@@ -75,7 +75,7 @@ BETWEEN_THE_LINES = {
     "make version-tag": "test_workflows.py::test_only_a_tagged_version_is_published",
     "make publish": "test_workflows.py::test_only_a_tagged_version_is_published",
     "python -m sagemaker_lightning.doctor": (
-        "test_doctor.py::test_the_program_on_a_machine_without_a_gpu"
+        "unit/doctor/test_checks_program.py::test_the_program_on_a_machine_without_a_gpu"
     ),
     "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": (
         "test_container.py::test_the_program_is_a_build_argument"
@@ -111,13 +111,13 @@ BETWEEN_THE_LINES = {
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUNS_BLOCK,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
     "python -m sagemaker_lightning.shards index FOLDER": (
-        "unit/shards/test_command.py::test_an_index_is_made_anew"
+        "unit/shards/test_command.py::test_an_index_that_is_made_anew_is_of_the_same_samples"
     ),
     "python -m sagemaker_lightning.drill -- python my_script.py": (
         "test_drill.py::test_a_script_with_a_trainer_of_its_own"
     ),
     ".venvs/rehearsal/bin/python -m sagemaker_rehearsal exec -- python my_estimator.py": (
-        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
+        "test_rehearsal_endpoint.py::test_the_key_of_a_rehearsal"
     ),
     ".venvs/rehearsal/bin/python -m sagemaker_rehearsal interrupt JOB --host=algo-2 --unwarned": (
         "test_rehearsal.py::test_an_interruption_by_hand"
@@ -315,7 +315,8 @@ def test_format_and_clean(tmp_path):
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py"
-            " --tests tests/compat/test_compat_functions.py tests/unit/cli/test_lightning_cli.py",
+            " --tests tests/unit/compat/test_jsonargparse_types.py"
+            " tests/unit/cli/test_lightning_cli.py",
             r"1 mutants \(seed 1\): 0 survived",
         ),
     ],

@@ -15,7 +15,6 @@ import pytest
 import warm
 from conftest import Job
 from containers import ROOT
-from nodes import Nodes
 
 from sagemaker_lightning.contract.rendezvous import free_port
 
@@ -126,27 +125,6 @@ def test_two_ranks_are_stopped_and_continue(uninterrupted: Ranks, tmp_path: Path
     assert job.result == uninterrupted.result
 
 
-@pytest.mark.thorough  # the zoo has it
-def test_gradients_that_are_added_up(tmp_path: Path):
-    """Each rank adds to its own sum; a stop does not wait until the sum is used."""
-    jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]
-    added = {"trainer.accumulate_grad_batches": "11"}  # of 12 batches an epoch
-    assert jobs[0].begin(**added).wait(HANG_SECONDS) == 0, (jobs[0].base / "log").read_text()[
-        -3000:
-    ]
-    process = jobs[1].begin(**added)
-    jobs[1].wait_for_steps(5, process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(HANG_SECONDS) == 143 and jobs[1].failure.startswith(
-        "interrupted, resume from step 0: SIGTERM; "
-    )
-    assert jobs[1].steps() < 10
-    assert jobs[1].begin(**added).wait(HANG_SECONDS) == 0, (jobs[1].base / "log").read_text()[
-        -3000:
-    ]
-    assert jobs[0].result == jobs[1].result
-
-
 def test_two_ranks_began_and_one_continues(tmp_path: Path):
     """Each epoch has every sample once, in the order of two ranks."""
     job = Ranks(tmp_path / "ml")
@@ -195,57 +173,3 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
     assert job.failure.startswith(
         "interrupted, resume from step 12: SIGTERM; no batch ended within 4 s"
     )
-
-
-@pytest.mark.soak  # two ranks above, two hosts in test_rehearsal_processes.py
-@pytest.mark.docker
-def test_two_nodes_are_stopped_or_lost_and_continue(
-    image: str, uninterrupted: Ranks, tmp_path: Path
-):
-    """Both nodes stop at the step at which one is told to; one that is lost ends both.
-
-    Both continue, and end with the same weights.
-    """
-    hyperparameters = HYPERPARAMETERS | {"trainer.devices": "1"}
-    job = Nodes(
-        image,
-        tmp_path,
-        ["algo-1", "algo-2"],
-        hyperparameters,
-        code={"interruptible.py": SOURCE},
-        checkpoints=True,
-    )
-
-    def wait_for_steps(number: int) -> None:
-        file = tmp_path / "algo-1/code/events-0.jsonl"
-        deadline = time.monotonic() + HANG_SECONDS
-        while (
-            not file.exists()
-            or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number
-        ):
-            assert time.monotonic() < deadline, job.output("algo-1")[-3000:]
-            time.sleep(0.05)
-
-    with job:
-        job.start()
-        wait_for_steps(7)
-        job.stop("algo-2")
-        assert job.end() == {"algo-1": 143, "algo-2": 143}
-        lines = [job.failure(host) for host in ("algo-1", "algo-2")]
-        steps = [
-            re.match(r"interrupted, resume from step (\d+): SIGTERM; ", line)[1] for line in lines
-        ]
-        assert steps[0] == steps[1] and int(steps[0]) >= 7
-        job.remove()
-        job.start()
-        wait_for_steps(int(steps[0]) + 6)
-        job.kill("algo-2")
-        assert job.end()["algo-1"] == 1
-        job.remove()
-        assert job.start().end() == {"algo-1": 0, "algo-2": 0}
-        assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.output(
-            "algo-1"
-        )
-    assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == uninterrupted.result[0]
-    events = [interruptible.events(tmp_path / f"algo-{rank + 1}/code", rank) for rank in range(2)]
-    assert events == uninterrupted.result[1]

@@ -1,6 +1,5 @@
 """A run ends with one line on the mistake, none on its effects, and where the logs are."""
 
-import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,13 +45,6 @@ def test_where_the_logs_are(save_dir, text):
         trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None)
     )
     assert export.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == text
-
-
-def test_that_fitting_stopped_is_said_once(monkeypatch):
-    monkeypatch.setattr(run.say_once, "lines_before", set())
-    texts = ["`Trainer.fit` stopped: `max_epochs=1` reached."] * 2 + ["another line"] * 2
-    records = [logging.LogRecord("x", logging.INFO, "", 0, text, None, None) for text in texts]
-    assert [run.say_once(record) for record in records] == [True, False, True, True]
 
 
 def resumed(*verdicts: bool | None) -> SimpleNamespace:

@@ -34,12 +34,10 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader
 
-import sagemaker_lightning
 from sagemaker_lightning import (
     UserError,
     report_failures,
 )
-from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import signals
@@ -303,18 +301,6 @@ def test_who_loses_sigterm_is_known(handler: str, says: bool):
         assert shutdown.loses_sigterm(process.pid) == (name if says else "")
         process.stdin.close()
     assert shutdown.loses_sigterm(process.pid) == ""
-
-
-def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
-    monkeypatch.setattr(versions, "version", lambda name: "1.9.5")
-    monkeypatch.delitem(vars(sagemaker_lightning), "ExactResume")
-    with pytest.raises(UserError, match="pytorch-lightning: found 1.9.5, expected 2.5.2 or later"):
-        sagemaker_lightning.ExactResume  # noqa: B018
-
-
-def test_a_notebook_and_a_test_get_the_exception_itself(monkeypatch):
-    with pytest.raises(ValueError, match="^x$"), report_failures():
-        raise ValueError("x")
 
 
 @pytest.mark.parametrize(

@@ -482,15 +482,6 @@ def test_without_boto3_one_line_says_what_to_do():
     )
 
 
-def test_a_profile_that_is_not_there_is_one_line():
-    completed = script(
-        "aws.py",
-        "account",
-        environment=aws_services.variables(AWS_PROFILE="nobody", AWS_REGION=REGION),
-    )
-    assert "profile (nobody) could not be found" in failed(completed)
-
-
 @pytest.mark.parametrize("name", SHELL)
 def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
     link = tmp_path / "link"

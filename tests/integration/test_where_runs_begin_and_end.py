@@ -158,32 +158,3 @@ def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
     path = tmp_path / "weights.ckpt"
     with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
         short_trainer(tmp_path / "b").fit(Untested(), ckpt_path=path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [11, 15])
-def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
-    """A run begins with Lightning's checkpoint; a resumed run begins with its own."""
-    saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
-    pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(
-        Classifier()
-    )
-    path = tmp_path / f"step={steps}.ckpt"
-    weights = []
-    for name in ("alone", "run"):
-        model = Classifier()
-        if name == "run":
-            with pytest.raises(SystemExit):
-                short_trainer(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(
-                    Classifier(), ckpt_path=path
-                )
-            capfd.readouterr()
-        trainer = short_trainer(tmp_path / name, max_epochs=3)
-        trainer.fit(model, ckpt_path=path)
-        assert trainer.global_step == 33
-        output = "".join(capfd.readouterr())
-        assert (f"{path} was not loaded: this run has checkpoints of its own" in output) is (
-            name == "run"
-        )
-        weights.append(model.state_dict())
-    assert all(torch.equal(weight, weights[1][key]) for key, weight in weights[0].items())

@@ -97,6 +97,7 @@ def test_all_pages_of_a_list(s3):
 def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "mine")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "mine")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("KEPT", "1")
     variables = clients.variables("http://127.0.0.1:4571", KEY)
@@ -105,7 +106,7 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     assert variables["AWS_DEFAULT_REGION"] == "eu-west-1"
     assert variables["KEPT"] == "1"
     assert variables["AWS_ACCESS_KEY_ID"] == "id" and variables["AWS_CONFIG_FILE"] == os.devnull
-    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(variables)
+    assert "mine" not in variables.values()
 
 
 # Docker's bridge

@@ -47,10 +47,3 @@ def script(tmp_path_factory) -> str:
 )
 def test_bash_completes(script, words, completed):
     assert completed_by_bash(script, PROGRAM, words) == completed
-
-
-def test_without_shtab_one_line_says_so():
-    completed = completion(str(ROOT))
-    assert completed.returncode == 1 and completed.stdout == ""
-    assert completed.stderr.startswith("error: completion: ") and "pip install" in completed.stderr
-    assert completed.stderr.count("\n") == 1

@@ -108,12 +108,6 @@ def test_faults_of_one_time_come_due_both():
     assert faults.due(0.0, 3) is None
 
 
-def test_faults_that_never_came_due():
-    faults = Faults([parse("kill rank at step 3"), parse("kill rank at step 9")], ["algo-1"], "0")
-    faults.due(0.0, 5)
-    assert [fault.text for fault in faults.never_due()] == ["kill rank at step 9"]
-
-
 def test_the_hosts_of_a_fault_by_hand():
     hosts = ["algo-1", "algo-2"]
     faults = Faults([], hosts, "0")

@@ -1,7 +1,4 @@
-"""Tuning jobs of the rehearsal: what they draw, start and report, with training jobs that are fast.
-
-The real tuners of both SDKs: test_rehearsal_clients.py.
-"""
+"""Tuning jobs of the rehearsal: what they draw, start and report, with fast training jobs."""
 
 import itertools
 import time

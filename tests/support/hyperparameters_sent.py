@@ -10,27 +10,6 @@ SHORT = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.lim
 SHORT |= {"trainer.limit_test_batches": 1, "trainer.accelerator": "cpu", "data.batch_size": 64}
 SHORT |= {"trainer.enable_checkpointing": False}
 
-# Names that are no flags of ours: the job fails, which a test checks, too.
-UNKNOWN = {
-    "x.boolean": True,
-    "x.dict": {"a": 1},
-    "x.empty": "",
-    "x.list": ["a", 1],
-    "x.negative": -3,
-    "x.none": None,
-    "x.number": "1.10",
-    "x.text": "a b=c 'q'",
-}
-UNKNOWN_FLAGS = [
-    "--x.boolean=true",
-    '--x.dict={"a": 1}',
-    "--x.empty=",
-    '--x.list=["a", 1]',
-    "--x.negative=-3",
-    "--x.none=null",
-    "--x.number=1.10",
-    "--x.text=a b=c 'q'",
-]
 
 # One flag of ours for each kind, none of them at its default.
 KNOWN = SHORT | {

@@ -1,11 +1,16 @@
 """Runs of scripts/launch.py."""
 
+import argparse
 import json
 import subprocess
 
 import aws_services
 import pytest
 from aws_services import ACCOUNT, REGION, script
+from botocore.exceptions import ClientError
+
+from sagemaker_lightning.launcher import command
+from sagemaker_lightning.launcher.sites import Site
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/sagemaker-lightning:1.0"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/SageMaker"
@@ -35,6 +40,20 @@ def launch_script(tmp_path):
         )
 
     return run
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    """Return what the launcher reads from its flags."""
+    return command.parser().parse_args([*NEEDED_FLAGS, "--job-name=a", *flags])
+
+
+def site(client) -> Site:
+    """Return the site of a client that stands for all services."""
+    return Site("us-east-1", lambda service: client, "launch", "--region=us-east-1")
+
+
+def refusal(code: str, message: str = "no\n way") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "GetLogEvents")
 
 
 def request_of(completed: subprocess.CompletedProcess) -> dict:

@@ -5,7 +5,6 @@ A client script runs with its SDK's own python; the tests see what its job left.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -69,14 +68,6 @@ class Client:
                 docker("rm", "--force", "--volumes", container)
         docker("network", "rm", "sagemaker-local")  # refused where another job is on it
         shutil.rmtree(self.home, ignore_errors=True)  # gigabytes, of several jobs
-
-
-def hyperparameters_in(output: str) -> dict[str, str]:
-    """Return the contents of hyperparameters.json in the container.
-
-    The job's summary shows each value as it stands in the file.
-    """
-    return dict(re.findall(r"hyperparameter (\S+): ([^\r\n]*)", output))
 
 
 def unpacked(archive: Path) -> Path:

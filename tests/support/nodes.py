@@ -89,12 +89,9 @@ class Nodes:
         while self.containers:
             docker("rm", "--force", "--volumes", self.containers.popitem()[1])
 
-    def start(self, *hosts: str, named: bool = True) -> "Nodes":
-        """Start hosts (default: all).
-
-        Hosts without a name cannot be found by the others until `name` is called.
-        """
-        for host in hosts or self.hosts:
+    def start(self) -> "Nodes":
+        """Start all hosts."""
+        for host in self.hosts:
             mounted = [
                 "input",
                 "output",
@@ -106,7 +103,7 @@ class Nodes:
             options += [f"--env={key}={value}" for key, value in self.variables.items()]
             options += [
                 f"--hostname={host}",
-                *([f"--network-alias={host}"] if named else []),
+                f"--network-alias={host}",
                 f"--network={self.network}",
             ]
             started = docker(
@@ -116,15 +113,10 @@ class Nodes:
             self.containers[host] = started.stdout.strip().splitlines()[-1]
         return self
 
-    def name(self, host: str) -> None:
-        """Give a host its name in the network's name server."""
-        docker("network", "disconnect", self.network, self.containers[host])
-        docker("network", "connect", "--alias", host, self.network, self.containers[host])
-
-    def wait_for(self, text: str, host: str, times: int = 1) -> None:
-        """Return when a host has printed `text` so many times."""
+    def wait_for(self, text: str, host: str) -> None:
+        """Return when a host has printed `text`."""
         deadline = time.monotonic() + HANG_SECONDS
-        while (output := self.output(host)).count(text) < times:
+        while text not in (output := self.output(host)):
             assert time.monotonic() < deadline and self.runs(host), output[-3000:]
             time.sleep(0.2)
 
@@ -145,10 +137,6 @@ class Nodes:
         """Return the text that becomes the host's FailureReason."""
         return (self.folder / host / "output/failure").read_text()[:1024]
 
-    def kill(self, host: str) -> None:
-        """End a host as the loss of its machine does, except for its network."""
-        docker("kill", "--signal=KILL", self.containers[host])
-
     def stop(self, host: str) -> None:
         """Tell a host to stop, as SageMaker does; `end` waits until it has."""
         docker("kill", "--signal=TERM", self.containers[host])
@@ -168,10 +156,6 @@ class Nodes:
             if number == last_rank and local_ranks.get(parents[pid]) != last_rank
         ]
         subprocess.run(["kill", "-KILL", *ranks], check=True)
-
-    def cut(self, host: str) -> None:
-        """Cut a host's network cable."""
-        docker("network", "disconnect", "--force", self.network, self.containers[host])
 
     def runs(self, host: str) -> bool:
         """Return whether a host's container runs."""

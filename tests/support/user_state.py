@@ -99,12 +99,6 @@ class UserState:
             if moment in part.moments:
                 part.restore(saved[part.key], moment)
 
-    def restore_after_drawing(self, saved: dict) -> None:
-        """Restore it once the loaders have begun the epoch."""
-        resumed(self.run, ResumePoint.BATCH, **saved)
-        for part in (UserObjects, Generators):
-            self.run.part(part).restore(saved[part.key], Moment.EPOCH)
-
 
 def state_of(*arguments, **values) -> UserState:
     """Return the state of the objects of a trainer, which has just begun."""

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import ranks
 import torch
@@ -18,7 +17,6 @@ from foreign import Model
 
 from sagemaker_lightning.callbacks.divergence import LOSSES_PER_READ, Divergence, divergence_of
 from sagemaker_lightning.cli import run
-from sagemaker_lightning.contract.atomic_files import json_text
 from sagemaker_lightning.contract.errors import UserError
 
 from app import train
@@ -315,18 +313,6 @@ def test_one_rank_warns_of_a_metric(capsys, first, warnings):
     Divergence().on_validation_end(trainer, None)
     says = "warning: val_loss=nan in the validation of epoch 3, step 4; no model becomes the best"
     assert capsys.readouterr().out.count(says) == warnings
-
-
-def test_what_json_lacks_is_null():
-    value = {
-        "a": [math.nan, 1.5, (np.float64("inf"), -math.inf)],
-        "b": {"c": math.nan},
-        "d": "NaN",
-        "e": 2,
-    }
-    assert (
-        json_text(value) == '{"a": [null, 1.5, [null, null]], "b": {"c": null}, "d": "NaN", "e": 2}'
-    )
 
 
 class Validating(Model):

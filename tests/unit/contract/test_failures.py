@@ -614,7 +614,9 @@ def test_a_job_that_is_known_names_its_host(tmp_path, monkeypatch):
     assert (tmp_path / "failure").read_text() == "error: --a: found 1 [host algo-7, rank 3]"
 
 
-def test_an_interactive_session_and_a_notebook_get_the_exception_itself(monkeypatch, capsys):
+def test_a_test_an_interactive_session_and_a_notebook_get_the_exception_itself(monkeypatch, capsys):
+    with pytest.raises(ValueError, match="^x$"), report_failures():
+        raise ValueError("x")
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
     for owner, name in ((sys, "ps1"), (builtins, "__IPYTHON__")):
         with monkeypatch.context() as patched:

@@ -209,11 +209,7 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
 
 @pytest.mark.slow
 def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
-    """A name that resolves later is waited for.
-
-    The real resolver is asked for another name the first three times; in test_nodes.py a real
-    name resolves late.
-    """
+    """The real resolver is asked for another name the first three times."""
     names_asked = []
     real = socket.getaddrinfo
     monkeypatch.setattr(

@@ -634,14 +634,6 @@ def test_torchrun_waits_for_the_names_of_the_hosts(started, monkeypatch):
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("a", "29500")
 
 
-@pytest.mark.parametrize("often", ["often", "-1"])
-def test_a_wrong_number_of_restarts_is_refused(started, capsys, often):
-    with pytest.raises(SystemExit) as left:
-        torchrun_command.main(Path("x.py"), [f"--max_restarts={often}"])
-    says = f"error: --max_restarts: found '{often}', expected a number, 0 or more ["
-    assert left.value.code == 1 and capsys.readouterr().err.startswith(says) and started == []
-
-
 def end_of_torchrun(monkeypatch, error: Exception | None = None) -> BaseException | None:
     """Return how torchrun.py ends, as a program, if torchrun itself ends with an error."""
     did = []
@@ -664,10 +656,6 @@ def end_of_torchrun(monkeypatch, error: Exception | None = None) -> BaseExceptio
         # It hears signals from the start, and the ranks know whose end is theirs.
         assert did == [0, str(os.getpid())]
     return None
-
-
-def test_torchrun_ends_as_its_ranks_do(monkeypatch):
-    assert end_of_torchrun(monkeypatch) is None
 
 
 @pytest.mark.parametrize("number", shutdown.SIGNALS)

@@ -2,9 +2,14 @@
 
 import boto3
 import pytest
-from botocore.exceptions import ProfileNotFound
+from botocore.exceptions import (
+    ProfileNotFound,
+)
 
-from sagemaker_lightning.launcher import aws, sites
+from sagemaker_lightning.launcher import (
+    aws,
+    sites,
+)
 
 
 @pytest.fixture
@@ -51,3 +56,39 @@ def test_commands_that_are_printed_have_the_profile():
     command = sites.of_region("eu-west-3", "mine").command("resume", "job-1")
     assert command.endswith("resume job-1 --region=eu-west-3 --profile=mine")
     assert "--profile" not in sites.of_region("eu-west-3").command("resume", "job-1")
+
+
+@pytest.mark.parametrize(
+    ("uri", "location"),
+    [
+        ("s3://abc", ("abc", "")),
+        (f"s3://{'a' * 63}/x/y", ("a" * 63, "x/y")),
+        ("s3://ab/x", None),
+        (f"s3://{'a' * 64}/x", None),
+        ("s3://-bc/x", None),
+        ("s3://ab-/x", None),
+        ("http://abc/x", None),
+    ],
+)
+def test_the_name_of_a_bucket(uri, location):
+    if location:
+        assert aws.s3_location("--output", uri) == location
+        return
+    with pytest.raises(ValueError, match=f"--output: found '{uri}', expected s3://BUCKET/PREF"):
+        aws.s3_location("--output", uri)
+
+
+@pytest.mark.parametrize("name", ["us-east-1", "us-gov-west-1", "ap-southeast-12"])
+def test_the_name_of_a_region(monkeypatch, name):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert aws.region(name) == aws.region(name, "mars") == name
+    assert aws.region(None, name) == "eu-west-1"
+    for wrong in (f"{name}x", f"1{name[1:]}", "us-east", "useast1"):
+        with pytest.raises(ValueError, match="--region: found"):
+            aws.region(wrong)
+
+
+def test_a_service_that_cannot_be_reached_is_given_up_soon():
+    config = aws.client("sts", "us-east-1").meta.config
+    assert config.connect_timeout == 5 and config.retries["mode"] == "standard"

@@ -358,3 +358,31 @@ def test_network_isolation():
     line = refused("--network-isolation", "sagemaker_submit_directory=s3://bucket/x.tar.gz")
     assert line.startswith("--network-isolation: the job fetches no source from S3 then; give")
     valid("--network-isolation", "sagemaker_submit_directory=/opt/ml/input/data/code/x.tar.gz")
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("09", 9), ("0", 0), ("-1", 0), ("²", 0)])
+def test_a_number_of_something_is_above_0(text, number):
+    if number:
+        assert command.positive(text) == number
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number above 0"):
+        command.positive(text)
+
+
+def test_the_options_of_a_channel():
+    flags = ["--instance-group=a=ml.g5.xlarge:1", "--instance-group=b=ml.g5.xlarge:2"]
+    text = "--channel=x=s3://bucket/a,b/,group=b,mode=FastFile,group=a,distribution=ShardedByS3Key"
+    (channel,) = job_request.channels(parsed(*flags, text))
+    assert channel["InputMode"] == "FastFile"
+    assert channel["DataSource"]["S3DataSource"] == {
+        "S3DataType": "S3Prefix",
+        "S3Uri": "s3://bucket/a,b/",
+        "S3DataDistributionType": "ShardedByS3Key",
+        "InstanceGroupNames": ["b", "a"],
+    }
+    for wrong in ("a=ml.x:0", "a=ml.x:01", "=ml.x:1", "a=:1", "a=ml.x"):
+        with pytest.raises(ValueError, match="--instance-group: found"):
+            job_request.group(wrong)
+    for wrong in ("=x", "a"):
+        with pytest.raises(ValueError, match="--tag: found '.*', expected KEY=VALUE"):
+            job_request.pairs("--tag", [wrong])

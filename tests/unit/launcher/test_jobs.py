@@ -3,13 +3,18 @@
 import json
 import re
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import boto3
 import pytest
 from botocore.stub import Stubber
 
 from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES
-from sagemaker_lightning.launcher import command, jobs, request_validation
+from sagemaker_lightning.launcher import (
+    command,
+    jobs,
+    request_validation,
+)
 from sagemaker_lightning.launcher.sites import Site
 
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:training-job/job-1"
@@ -191,3 +196,14 @@ def test_a_flag_that_may_be_repeated(flag):
     assert getattr(command.parser().parse_args(needed), name) == []
     args = command.parser().parse_args([*needed, f"--{flag}=a", f"--{flag}=b"])
     assert getattr(args, name) == ["a", "b"]
+
+
+def test_stopping_a_job_says_how_long_it_has(capsys):
+    stopped = []
+    stopping = SimpleNamespace(stop_training_job=lambda **names: stopped.append(names))
+    stopping.describe_training_job = lambda **_: {"TrainingJobStatus": "InProgress"}
+    jobs.stop(Site("us-east-1", lambda service: stopping, "launch", ""), "job-1")
+    assert stopped == [{"TrainingJobName": "job-1"}]
+    assert capsys.readouterr().err == (
+        "job-1 is stopping; SageMaker gives it 120 seconds to end by itself\n"
+    )

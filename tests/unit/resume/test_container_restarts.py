@@ -234,26 +234,6 @@ def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Pat
     assert job.result == uninterrupted.result and not job.processes()
 
 
-IN_SETUP = """    def setup(self, stage):
-        if self.global_rank == 1 and not Path("faulted").exists():
-            Path("faulted").touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    def on_train_start"""
-
-
-@pytest.mark.thorough  # at a later step, above
-def test_a_rank_that_is_frozen_before_the_first_step_is_ended(uninterrupted, tmp_path: Path):
-    job = Faulty(tmp_path / "ml")
-    job.source = FAULTY.replace("    def on_train_start", IN_SETUP)
-    job.own = job.own | {"SAGEMAKER_LIGHTNING_HANG_TIMEOUT": "4"}
-    process = job.begin()
-    assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
-    (restart,) = job.restarts
-    assert "been stopped (SIGSTOP)" in restart["reason"] and restart["lost_steps"] is None
-    assert job.result == uninterrupted.result and not job.processes()
-
-
 @pytest.mark.thorough
 def test_a_rank_that_loops_for_ever_ends_with_the_collective_of_the_others(own_weights, tmp_path):
     """It uses a processor, as a long step does: the limit of a collective tells them apart."""
@@ -262,13 +242,6 @@ def test_a_rank_that_loops_for_ever_ends_with_the_collective_of_the_others(own_w
     weights = job.train_own(OWN.replace('"ddp"', strategy), fault="while True: pass")
     assert "restart 1 in this container" in job.log and not job.processes()
     assert weights == own_weights
-
-
-def test_restarts_may_be_off(tmp_path: Path):
-    job = Faulty(tmp_path / "ml")
-    process = job.begin(**{"model.fault": KILL, "model.once": "true", "max_restarts": "0"})
-    assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
-    assert "was killed by SIGKILL" in job.failure and "restart" not in job.failure
 
 
 def test_a_mistake_is_not_tried_again(tmp_path: Path):

@@ -309,25 +309,32 @@ def test_a_tuner_may_search_before_the_training(tmp_path):
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("began", [True, False])
-def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
-    """A run that began before continues, and says so."""
-    first = trainer(tmp_path / "first", max_epochs=2)
-    first.fit(Line())
-    first.save_checkpoint(path := tmp_path / "first.ckpt")
-    if began:
-        with interrupted():
-            fit(tmp_path / "run", At("batch 2", press_ctrl_c))
-    capfd.readouterr()
-    steps = []
-    notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
-    trainer(tmp_path / "run", notes, max_epochs=3).fit(Line(), ckpt_path=path)
-    assert steps == [*range(3 if began else 13, 19)] and 18 in saved(tmp_path / "run")
-    says = (
-        f"warning: {path} was not loaded: this run has checkpoints of its own, and continues from "
-        f"the newest one in {tmp_path / 'run'}"
-    )
-    assert (says in capfd.readouterr().out.splitlines()) is began
+@pytest.mark.parametrize("first_steps", [12, 9])
+def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, first_steps):
+    """A run that began before continues with its own checkpoint, and says so."""
+    path = tmp_path / "first.ckpt"
+    saves = At(f"end of batch {first_steps}", lambda trainer: trainer.save_checkpoint(path))
+    trainer(tmp_path / "first", saves, max_epochs=2).fit(Line())
+    models = []
+    for name in ("alone", "run"):
+        if name == "run":
+            with interrupted():
+                stops = At("batch 15", press_ctrl_c)
+                trainer(tmp_path / name, stops, max_epochs=3).fit(Line(), ckpt_path=path)
+        capfd.readouterr()
+        steps = []
+        notes = At(
+            "end of batch .*", lambda trainer, steps=steps: steps.append(trainer.global_step)
+        )
+        trainer(tmp_path / name, notes, max_epochs=3).fit(model := Line(), ckpt_path=path)
+        assert steps == [*range(16 if name == "run" else first_steps + 1, 19)]
+        says = (
+            f"warning: {path} was not loaded: this run has checkpoints of its own, and continues "
+            f"from the newest one in {tmp_path / name}"
+        )
+        assert (says in capfd.readouterr().out.splitlines()) is (name == "run")
+        models.append(model)
+    assert equal(*models) and 18 in saved(tmp_path / "run")
 
 
 def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path):

@@ -345,12 +345,6 @@ def test_a_size_larger_than_the_file(tmp_path):
         call("index", tmp_path)
 
 
-def test_an_index_is_made_anew(tmp_path):
-    tar_shards.write(tmp_path, shards=2)
-    tar_shards.write(tmp_path, shards=3)
-    assert len(ShardedDataset(tmp_path)) == 30
-
-
 @pytest.mark.parametrize(("text", "bytes_"), [("7", 7), ("2K", 2048), ("1G", 2**30)])
 def test_sizes(text, bytes_):
     assert command.size(text) == bytes_

@@ -168,7 +168,7 @@ def test_folders_with_the_names_of_files_stay_and_cost_nothing(folder: Checkpoin
     "version", [checkpoint_file.FORMAT_VERSION - 1, checkpoint_file.FORMAT_VERSION + 1, 99]
 )
 def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, version: int):
-    """In one line, before anything of it is read.
+    """Before anything of it is read.
 
     It is not skipped in favour of an older one of this format.
     """
@@ -180,11 +180,6 @@ def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, versio
     )
     assert checkpoint_file.other_format(folder.path_of(30)) == version
     assert checkpoint_file.other_format(folder.path_of(20)) is None
-    with pytest.raises(UserError) as raised:
+    says = rf"step-000000030.ckpt \(on algo-1\) has checkpoint format {version}, "
+    with pytest.raises(UserError, match=says):
         chosen(folder)
-    assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(
-        raised.value
-    )
-    assert "\n" not in str(raised.value) and "move the checkpoints away to start over" in str(
-        raised.value
-    )

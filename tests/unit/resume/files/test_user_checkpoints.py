@@ -21,7 +21,7 @@ from sagemaker_lightning.resume.files.best_model import BestModel
 def test_a_checkpoint_names_no_file_outside_of_its_folder(tmp_path: Path, monkeypatch):
     """The state may be forged. A URL is no path below the working directory.
 
-    test_forged_checkpoints.py resumes trainings with such states.
+    test_loading_forged.py resumes trainings with such states.
     """
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

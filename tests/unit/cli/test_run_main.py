@@ -224,11 +224,14 @@ def test_a_run_that_fails_says_how_it_had_been_resumed(started, capsys):
     )
 
 
-def test_fitting_stopped_is_said_once_in_the_log(started):
+def test_fitting_stopped_is_said_once_in_the_log(started, monkeypatch):
     logger = run.logging.getLogger("pytorch_lightning.utilities.rank_zero")
     logger.removeFilter(run.say_once)
+    monkeypatch.setattr(run.say_once, "lines_before", set())
     run.main(Application(), [])
-    assert run.say_once in logger.filters
+    texts = ["`Trainer.fit` stopped: `max_epochs=1` reached."] * 2 + ["another line"] * 2
+    records = [run.logging.LogRecord("x", 20, "", 0, text, None, None) for text in texts]
+    assert [bool(logger.filter(record)) for record in records] == [True, False, True, True]
 
 
 def test_an_interface_that_the_machine_lacks_is_forgotten(started, monkeypatch, capsys):
@@ -272,6 +275,6 @@ def test_code_that_ended_the_program_is_named():
         leave()
     line = leave.__code__.co_firstlineno + 1
     assert run.left_early(leaving.value) == (
-        f"test_cli_run.py, line {line}, in leave: left by SystemExit with status 0 before the "
+        f"test_run_main.py, line {line}, in leave: left by SystemExit with status 0 before the "
         "model was written; return instead, or raise an error"
     )

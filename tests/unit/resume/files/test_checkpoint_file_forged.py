@@ -107,12 +107,6 @@ def with_versions() -> OrderedDict:
     return state
 
 
-def with_attribute() -> torch.Tensor:
-    value = torch.ones(1)
-    value.clone = 5
-    return value
-
-
 @pytest.mark.parametrize(
     ("make", "found"),
     [
