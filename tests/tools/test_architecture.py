@@ -74,6 +74,7 @@ TESTED_ELSEWHERE = {
     "launcher/command.py": "whole commands: tests/launcher",
     "nodes/waits.py": "the watch that waits: test_hang_watch.py",
     "resume/files/entries.py": "types alone",
+    "resume/logs.py": "with the starts that continue them: test_run.py, test_tracking.py",
     "resume/parts/modes.py": "with the objects that have modes: test_user_objects.py",
     "resume/parts/part.py": "each part: the files beside this one",
     "resume/parts/roots.py": "the objects that it finds: test_user_objects.py",
