@@ -138,10 +138,11 @@ class Fault(_Message):
         if kind not in list(FaultKind):
             return None
         steps = (fields.get(name) for name in ("step", "began_with"))
-        known = (step if type(step) is int else None for step in steps)
+        step, began_with = (each if type(each) is int else None for each in steps)
         ago = fields.get("seconds_ago")
-        is_known = type(ago) is float and 0 <= ago < LONGEST_END_SECONDS
-        return cls(fields["why"], FaultKind(kind), *known, seconds_ago=ago if is_known else 0.0)
+        if not isinstance(ago, float) or not 0 <= ago < LONGEST_END_SECONDS:
+            ago = 0.0
+        return cls(fields["why"], FaultKind(kind), step, began_with, ago)
 
     def aged(self, seconds: float) -> Self:
         """Return the fault as it is, some seconds later."""

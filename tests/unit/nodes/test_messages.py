@@ -78,3 +78,12 @@ def test_a_host_that_knows_why_the_job_ends_is_done(end):
     peer = Peer()
     peer.says(HostMessage(**{end: ""}))
     assert peer.done and not peer.ready
+
+
+@pytest.mark.parametrize(
+    ("sent", "known"),
+    [("1.5", 1.5), ("-1.0", 0.0), ("NaN", 0.0), ('"9"', 0.0), ("1e9", 0.0), ("true", 0.0)],
+)
+def test_seconds_since_a_fault_are_believed_within_limits(sent, known):
+    line = f'{{"fault": {{"why": "x", "kind": "death", "seconds_ago": {sent}}}}}'
+    assert HostMessage.parse(line.encode()).fault.seconds_ago == known
