@@ -12,6 +12,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
+from botocore.exceptions import ClientError
 from werkzeug.wrappers import Response
 
 from sagemaker_rehearsal.api.gate import Caller
@@ -67,8 +68,12 @@ class Account:
 
     def _make_role(self, name: str) -> None:
         iam = self.clients(region="us-east-1", service="iam")
-        with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
+        try:
             iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
+        except ClientError as error:
+            # Not by the client's own class for it: two threads may each make one.
+            if error.response["Error"]["Code"] != "EntityAlreadyExists":
+                raise
 
     def _make_image(self, region: str, repository: str, tag: str) -> None:
         if (image_id := self.engine.local(f"{repository}:{tag}")) is None:
