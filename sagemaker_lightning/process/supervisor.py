@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,8 @@ STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 LOOKS_FOR_ORPHANS = 1.0
 """Seconds between two looks at whether a deaf process waits for what its program has left."""
+OUTPUT_IS_READ = 1.0
+"""Seconds that what reads a program's output gets to end by itself once the program has ended."""
 REAPS_AFTER = 10
 """Looks at the program, ten in a second, between two at the orphans that have ended."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -316,7 +318,9 @@ class Supervisor:
     def _signal_group(self, group: int, number: int) -> None:
         """Send a signal to the program's group, without the processes in it that are deaf.
 
-        Where all of them are, nothing has been started yet that could hear it: all get it.
+        Where all of them are, nothing has been started yet that could hear it: all get it. What
+        would die of it, and reads through a pipe what a process prints that catches it, such as
+        `tee`, gets it once that has ended.
         """
         hearing = []
         if is_deaf := self.is_deaf:
@@ -330,9 +334,12 @@ class Supervisor:
         if not hearing:
             with suppress(ProcessLookupError):
                 os.killpg(group, number)
-        for process in hearing:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+        catching = [process for process in hearing if catches(process.pid, number)]
+        later = _readers(catching, [each for each in hearing if each not in catching])
+        _send([process for process in hearing if process not in later], number)
+        if later:
+            args = later, number, catching
+            threading.Thread(target=_send_later, args=args, daemon=True).start()
 
     def _end_orphans(self, child: int, is_deaf: Callable[[list[str]], bool]) -> None:
         """End what the job's program has left running, while a deaf process still waits for it.
@@ -416,12 +423,84 @@ def ignores(pid: int, number: int) -> bool:
         pid: Its PID.
         number: The signal.
     """
+    return _is_in_mask(pid, "SigIgn:", number, if_gone=True)
+
+
+def _is_in_mask(pid: int, mask_name: str, number: int, if_gone: bool = False) -> bool:
+    """Return whether a mask of a process's signals has one.
+
+    Args:
+        pid: The process.
+        mask_name: The mask in /proc/PID/status (proc_pid_status(5)).
+        number: The signal.
+        if_gone: What is returned if there is no such process.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return True
-    (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
+        return if_gone
+    (mask,) = (line.split()[1] for line in lines if line.startswith(mask_name))
     return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def _readers(
+    writers: Sequence[psutil.Process], processes: Sequence[psutil.Process]
+) -> list[psutil.Process]:
+    """Return those of some processes that read, through pipes, what others print.
+
+    Args:
+        writers: The others.
+        processes: The processes; one may read what another one has read and prints.
+    """
+    found: list[psutil.Process] = []
+    pipes = {_pipe(process.pid, end) for process in writers for end in (1, 2)} - {""}
+    while new := [each for each in processes if each not in found and _pipe(each.pid, 0) in pipes]:
+        found += new
+        pipes |= {_pipe(process.pid, end) for process in new for end in (1, 2)} - {""}
+    return found
+
+
+def _pipe(pid: int, number: int) -> str:
+    """Return the name of the pipe that is a file of a process; "" if the file is none."""
+    with suppress(OSError):
+        name = str(Path(f"/proc/{pid}/fd/{number}").readlink())
+        return name if name.startswith("pipe:") else ""
+    return ""
+
+
+def _send(processes: Iterable[psutil.Process], number: int) -> None:
+    """Send a signal to those of some processes that are there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _send_later(
+    processes: Iterable[psutil.Process], number: int, others: Sequence[psutil.Process]
+) -> None:
+    """Send a signal to some processes once others have ended, and their output was read.
+
+    Args:
+        processes: The processes.
+        number: The signal.
+        others: The processes that end first.
+    """
+    while any(
+        process.is_running() and process_stat(process.pid)[:1] != ["Z"] for process in others
+    ):
+        time.sleep(0.1)
+    time.sleep(OUTPUT_IS_READ)
+    _send(processes, number)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler of a signal; False if it is gone.
+
+    Args:
+        pid: Its PID.
+        number: The signal.
+    """
+    return _is_in_mask(pid, "SigCgt:", number)
 
 
 def note_status(pid: int, statuses: dict[int, int], options: int = 0) -> None:

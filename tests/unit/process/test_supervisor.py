@@ -447,6 +447,51 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     assert log.getvalue().decode() == expected[1]
 
 
+PIPED = """
+import signal, sys, time
+from pathlib import Path
+
+def save(*_):
+    print("saving", flush=True)
+    time.sleep(0.3)
+    print("saving", flush=True)
+    Path("saved").touch()
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, save)
+Path("ready").touch()
+while True:
+    print("step", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("set -o pipefail; {python} program.py | tee log", 3),
+        ("{python} program.py > >(tee log) 2>&1", 3),
+        ("sleep 600 & {python} program.py; exit 5", 5),
+        ("set -o pipefail; {python} program.py | cat | grep -c step", 3),
+    ],
+)
+def test_what_reads_a_programs_output_does_not_die_before_it(tmp_path, command, status):
+    (tmp_path / "program.py").write_text(PIPED)
+    supervisor = Supervisor(is_deaf=lambda words: "the-driver" in words)
+
+    def stop() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    script = command.format(python=sys.executable)
+    with supervisor:
+        threading.Thread(target=stop, daemon=True).start()
+        ended = supervisor.run(["bash", "-c", script, "the-driver"], tmp_path, keeps_stdout=True)
+    assert (tmp_path / "saved").exists()
+    assert ended.status == status
+
+
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")  # pid_namespaces(7): the next PID is the one after
 
 
