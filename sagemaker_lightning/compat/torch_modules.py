@@ -186,6 +186,22 @@ def is_lazy(tensor: object) -> bool:
     return isinstance(tensor, class_)
 
 
+def is_unreadable(tensor: Tensor) -> bool:
+    """Return whether a tensor has no values that could be read.
+
+    It is nested, on the meta device, a lazy module's, or one whose memory FSDP2 has freed: to read
+    that ends the process (`free_storage` in torch/distributed/fsdp/_fully_shard/_fsdp_common.py).
+    """
+    if tensor.is_nested or tensor.is_meta or is_lazy(tensor):
+        return True
+    if tensor.layout != torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
+        return False  # others hold the values, as of a DTensor
+    try:
+        return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):  # a library's class that wraps other tensors
+        return False
+
+
 def unsaved_buffers(module: nn.Module) -> set[str]:
     """Return the names of a module's own buffers that its state dict leaves out, to be changed."""
     return module._non_persistent_buffers_set

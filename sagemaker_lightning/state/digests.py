@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
+from sagemaker_lightning.compat.torch_modules import is_unreadable
 from sagemaker_lightning.state.graph import scalars, values
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved
@@ -62,6 +63,8 @@ def _is_plain(value: Any) -> bool:
 def _of_tensor(tensor: Tensor) -> bytes:
     """Return a hash of a tensor's dtype, shape and values."""
     tensor = local_part(tensor)
+    if is_unreadable(tensor):
+        return b""
     hash_ = hashlib.blake2b(repr((tensor.dtype, tensor.shape)).encode(), digest_size=8)
     dense = tensor.detach().cpu().to_dense().resolve_conj().resolve_neg()
     if dense.numel():

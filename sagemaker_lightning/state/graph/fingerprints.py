@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
-from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
+from sagemaker_lightning.compat.torch_modules import is_unreadable, stored_parts
 from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.object_graph import (
     LIBRARIES,
@@ -64,7 +64,7 @@ def of_bytes(content: Any) -> bytes:
 @torch.no_grad()
 def of_tensor(tensor: Tensor) -> bytes:
     """Return a hash of a tensor's values, dtype, shape and device; empty if they are unreadable."""
-    if tensor.is_nested or tensor.is_meta or is_lazy(tensor):
+    if is_unreadable(tensor):
         return b""
     form = repr((tensor.dtype, tuple(tensor.shape), tensor.device.type, tensor.layout)).encode()
     try:

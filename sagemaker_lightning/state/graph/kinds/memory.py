@@ -17,7 +17,7 @@ from sagemaker_lightning.compat.dtensors import (
     local_part,
     placed_like,
 )
-from sagemaker_lightning.compat.torch_modules import is_lazy
+from sagemaker_lightning.compat.torch_modules import is_unreadable
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import (
@@ -92,13 +92,7 @@ def is_own_tensor(class_: type[Tensor]) -> bool:
 
 def pointer_of(tensor: Tensor) -> int:
     """Return the address of a tensor's memory; 0 if it has none to share."""
-    if (
-        tensor.layout != torch.strided
-        or tensor.is_nested
-        or tensor.is_meta
-        or is_lazy(tensor)
-        or tensor.is_quantized
-    ):
+    if tensor.layout != torch.strided or is_unreadable(tensor) or tensor.is_quantized:
         return 0
     try:
         return tensor.untyped_storage().data_ptr()
@@ -147,7 +141,7 @@ class TensorKind(Kind):
 
     def content(self, value: Tensor) -> Any:
         """Return the values, on the CPU, and what else the tensor is."""
-        if value.is_nested or value.is_meta or is_lazy(value):
+        if is_unreadable(value):
             raise NotSaved(f"{kind_text(value)} without values that can be read")
         if has_partial_sums(value):
             raise NotSaved("DTensor of partial sums")

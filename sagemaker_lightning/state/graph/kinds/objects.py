@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from sagemaker_lightning.compat.torch_modules import (
     buffers,
     children,
+    is_unreadable,
     parameters,
     scripted_attributes,
     unsaved_buffers,
@@ -508,8 +509,9 @@ class WeakReferenceKind(Kind):
 
     def note_of_new(self, value: Any, note: Any) -> Any:
         """Return no note."""
-        has_callback = type(value) is weakref.ReferenceType and value.__callback__ is not None
-        if has_callback or _referent(value) is None:
+        is_reference = type(value) is weakref.ReferenceType
+        has_callback = is_reference and value.__callback__ is not None
+        if has_callback or (_referent(value) is None and not is_reference):
             raise NotSaved(kind_text(value))
         return note
 
@@ -517,15 +519,22 @@ class WeakReferenceKind(Kind):
         """Return a reference."""
         (owner,) = parts
         try:
-            return self.refer(owner)
+            return self.refer(_Gone() if owner is None else owner)
         except TypeError:
             raise refusal(self.name) from None
+
+
+class _Gone:
+    """What a weak reference has referred to that is gone."""
 
 
 def _referent(value: Any) -> Any:
     """Return what a weak reference or a proxy refers to; None if it is gone."""
     if issubclass(type(value), weakref.ReferenceType):
-        return value()
+        referent = value()
+        # Such as the whole weights of an RNN that FSDP2 shards, which nobody but FSDP2 holds.
+        is_freed = isinstance(referent, Tensor) and is_unreadable(referent)
+        return None if is_freed else referent
     try:
         # A proxy's attributes are those of its object, and so are its methods.
         return getattr(value.__repr__, "__self__", None)

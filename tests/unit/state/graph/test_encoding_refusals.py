@@ -18,6 +18,13 @@ from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.start import Start
 
 
+def freed() -> torch.Tensor:
+    """A tensor whose memory was freed, as FSDP2 does with whole weights."""
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 @pytest.mark.parametrize(
     ("make_value", "reason"),
     [
@@ -27,6 +34,7 @@ from sagemaker_lightning.state.graph.start import Start
         (lambda: torch.optim.SGD, "builtins.type"),
         (lambda: itertools.cycle({1}), "itertools.cycle"),
         (lambda: torch.empty(2, device="meta"), "torch.Tensor without values"),
+        (freed, "torch.Tensor without values"),
         (lambda: iter({1}), "set_iterator"),
         (lambda: dt.datetime.now(tz=__import__("zoneinfo").ZoneInfo("Europe/Berlin")), "ZoneInfo"),
     ],

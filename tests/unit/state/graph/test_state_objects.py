@@ -102,13 +102,25 @@ def test_an_object_that_says_its_state_as_arrays_is_not_made_of_attributes():
     assert not is_made_of_attributes(KDTree(torch.rand(9, 2).numpy()))
 
 
-@pytest.mark.parametrize("refer", [weakref.ref, weakref.proxy])
-def test_a_weak_reference_to_nothing_is_not_saved(refer):
+def test_a_proxy_of_nothing_is_not_saved():
     model = Thing(now=None)
     state = state_of(model)
-    model.now = refer(Thing())
+    model.now = weakref.proxy(Thing())
     assert "now" not in str(state.encode()["nodes"])
     assert [each.name for each in state.unsaved] == ["now"]
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_a_weak_reference_to_what_is_gone_refers_to_nothing(is_freed):
+    """As an RNN's to weights that FSDP2 has gathered, whose memory is freed."""
+    whole = torch.ones(1000)
+    model = Thing(now=None)
+    state = state_of(model)
+    model.now = weakref.ref(whole if is_freed else Thing())
+    whole.untyped_storage().resize_(0)
+    resumed = Thing(now=None)
+    state_of(resumed).restore(state.encode())
+    assert resumed.now() is None and not state.unsaved
 
 
 class Pair(ctypes.Structure):
