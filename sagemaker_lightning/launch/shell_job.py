@@ -70,8 +70,11 @@ DRIVER_DIED = (
     "SDK 3's driver, which reads what the program prints, died of a byte that is not UTF-8 and "
     r"ended the program (\1); print UTF-8 alone"
 )
-COMMANDS = re.compile(r"^(\++ |Executing command: ).*\n", re.M)
-"""What the SDK's script (set -x) and its drivers print of each command that they run."""
+COMMANDS = re.compile(
+    r"^(\++ .*|Executing command: .*|SM_[A-Z_]+=.*|Running [\w ]+ driver)(\n|\Z)", re.M
+)
+"""What the SDK's script (set -x) and its drivers print of each command that they run, and before
+it: the job's variables."""
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
 # likely the program's own -1 than SIGHUP.
 KILLED = {256 - number: -number for number in signal.Signals if number != signal.SIGHUP}

@@ -461,7 +461,7 @@ def _readers(
 
 
 def _pipe(pid: int, number: int) -> str:
-    """Return the name of the pipe that is a file of a process; "" if the file is none."""
+    """Return the name of the pipe that is a file of a process; "" if it is another file."""
     with suppress(OSError):
         name = str(Path(f"/proc/{pid}/fd/{number}").readlink())
         return name if name.startswith("pipe:") else ""

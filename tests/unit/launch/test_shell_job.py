@@ -202,7 +202,8 @@ def test_a_driver_that_dies_of_what_the_program_prints_is_named():
 
 
 def test_what_a_driver_says_of_its_command_is_not_why():
-    printed = f"Executing command: /usr/bin/python3 x.py\n{DRIVER}{HANDLER}"
+    begins = 'SM_TRAINING_ENV={"hyperparameters": {}}\nRunning Basic Script driver\n'
+    printed = f"{begins}Executing command: /usr/bin/python3 x.py\n{DRIVER}{HANDLER}"
     end = shell_job.of_program(ProgramEnd(3, None, printed))
     assert str(ProgramFailed("x", end)).endswith(": nothing on its stderr says why")
 
