@@ -27,7 +27,9 @@ PROGRAM = ROOT / "tests/zoo/program.py"
 USERS = ROOT / "tests/zoo/users"
 # From a start, or from an interruption, to the end; what takes longer hangs.
 HANG_SECONDS = 240
-LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
+LAUNCHERS = {"process": 1} | {
+    f"{launcher}-{ranks}": ranks for launcher in ("lightning", "torchrun") for ranks in (2, 3, 4)
+}
 
 
 class Job:
