@@ -120,6 +120,8 @@ class Supervisor:
         self.unrelated_pids: set[int] = set()
         self.left: set[int] = set()
         """The PIDs of what the program has left running, and what was to end because of that."""
+        self.heard: set[int] = set()
+        """The PIDs of what had a handler of the signal when it got it."""
         self.statuses: dict[int, int] = {}
         self.on_ignored: Callable[[str], None] = lambda line: None
         self.starting_aside = threading.Lock()
@@ -284,6 +286,8 @@ class Supervisor:
         if is_first_stop:
             self._start_timer(STOP_IS_LATE, self._say_that_it_runs)
         if number and self.child:
+            living = self._living_processes()
+            self.heard |= {each.pid for each in living if catches(each.pid, number)}
             self._signal_group(self.child.pid, number)
 
     def _start_timer(self, seconds: float, act: Callable[[], None]) -> None:
@@ -305,7 +309,10 @@ class Supervisor:
         what = "the program"
         if self.child.pid in self.statuses:
             what = "something that the program has started"
-        is_ignored = all(ignores(process.pid, number) for process in hearing)
+        # Who has heard it may ignore a second one, while it saves or ends.
+        is_ignored = all(
+            process.pid not in self.heard and ignores(process.pid, number) for process in hearing
+        )
         why = "it ignores the signal" if is_ignored else "it saves, or does not act on the signal"
         line = (
             f"{what} has not ended {STOP_IS_LATE:.0f} s after {signal.Signals(number).name}: "

@@ -115,9 +115,11 @@ def test_a_program_that_does_not_listen_is_killed(tmp_path):
 
 HEARS = "trap : TERM; touch ready; while :; do sleep 0.01; done"
 LEAVES = f'sh -c "{DEAF}" & wait'
+ENDS = "trap 'trap \"\" TERM' TERM; touch ready; while :; do sleep 0.01; done"
 STILL_RUNS = {
     "it ignores the signal": (DEAF, "the program", "it ignores the signal"),
     "it hears the signal": (HEARS, "the program", "it saves, or does not act on the signal"),
+    "it has heard the signal": (ENDS, "the program", "it saves, or does not act on the signal"),
     "it has ended": (LEAVES, "something that the program has started", "it ignores the signal"),
 }
 
