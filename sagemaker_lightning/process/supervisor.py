@@ -201,8 +201,12 @@ class Supervisor:
             # once it continues.
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        rest = [] if self.timers else self._living_processes()
-        if rest:
+        rest = self._living_processes()
+        if self.timers:
+            # What is in a session of its own has got no signal, but by the program.
+            own_sessions = [each for each in rest if not _is_in_group(each.pid, self.child.pid)]
+            _send(own_sessions, signal.SIGTERM)
+        elif rest:
             self.left.update(process.pid for process in rest)
             self._stop(signal.SIGTERM, REST_IS_KILLED)
         # A shell dies of the signal at once, but a program that it has started may be saving.
@@ -473,6 +477,14 @@ def _pipe(pid: int, number: int) -> str:
         name = str(Path(f"/proc/{pid}/fd/{number}").readlink())
         return name if name.startswith("pipe:") else ""
     return ""
+
+
+def _is_in_group(pid: int, group: int) -> bool:
+    """Return whether a process is in a process group; True if it is gone."""
+    try:
+        return os.getpgid(pid) == group
+    except ProcessLookupError:
+        return True
 
 
 def _send(processes: Iterable[psutil.Process], number: int) -> None:

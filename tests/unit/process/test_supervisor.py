@@ -449,6 +449,21 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     assert log.getvalue().decode() == expected[1]
 
 
+def test_what_is_in_a_session_of_its_own_gets_a_stop_once_the_program_has_ended(tmp_path):
+    saves = "trap 'touch saved; exit' TERM; touch ready; while :; do sleep 0.01; done"
+    supervisor = Supervisor()
+
+    def stop() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with supervisor:
+        threading.Thread(target=stop, daemon=True).start()
+        ended = supervisor.run(["sh", "-c", f'setsid sh -c "{saves}" & wait'], tmp_path)
+    assert ended.status == -signal.SIGTERM and (tmp_path / "saved").exists()
+
+
 PIPED = """
 import signal, sys, time
 from pathlib import Path
