@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 import types
+from pathlib import Path
 from typing import TypedDict
 
 if __name__ == "__main__":
@@ -59,7 +60,7 @@ class Answer(TypedDict, total=False):
 
 def main() -> None:
     """Import, wait for requests, and start the ranks of each; return in each of them alone."""
-    why_not = imports_fail(sys.argv[2:]) or why_unsafe()
+    why_not = threads_at_start() or imports_fail(sys.argv[2:]) or why_unsafe()
     if not why_not:
         open(sys.argv[1], "x").close()  # noqa: PTH123, SIM115
     requests = socket.socket(fileno=os.dup(0))
@@ -155,6 +156,16 @@ def imports_fail(modules: list[str]) -> str:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     return ""
+
+
+def threads_at_start() -> str:
+    """Return that this process has had threads before it imported anything; "" if it has none.
+
+    Such are of a `sitecustomize.py` that computes: threads of OpenMP are not there in a fork, which
+    waits for them for ever.
+    """
+    more = len([*Path("/proc/self/task").iterdir()]) - 1
+    return f"the interpreter's start has left {more} threads" if more else ""
 
 
 def why_unsafe() -> str:

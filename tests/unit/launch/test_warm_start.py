@@ -679,3 +679,23 @@ def others() -> list[str]:
     """Return the names of the threads beside the main one."""
     main = threading.main_thread()
     return [thread.name for thread in threading.enumerate() if thread is not main]
+
+
+@pytest.mark.parametrize(
+    ("code", "why_not"),
+    [
+        ("", ""),
+        (
+            "import threading; threading.Thread(target=input).start()",
+            "the interpreter's start has left 1 threads",
+        ),
+    ],
+)
+def test_threads_that_the_interpreters_start_has_left_are_not_forked(code, why_not):
+    program = f"{code}\nfrom sagemaker_lightning.launch import warm_start\nimport os\n"
+    program += "print(warm_start.threads_at_start(), flush=True)\nos._exit(0)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline().strip() == why_not
