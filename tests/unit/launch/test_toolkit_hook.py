@@ -54,6 +54,7 @@ class Watch:
     """Stands for the watch; notes what it was asked and told."""
 
     path = Path("/watch")
+    trouble_at = 0.0
 
     def __init__(
         self, ready=None, known=None, waited=None, done=None, lost_peer=False, first_status=None
