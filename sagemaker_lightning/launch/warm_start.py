@@ -165,7 +165,7 @@ def threads_at_start() -> str:
     waits for them for ever.
     """
     more = len([*Path("/proc/self/task").iterdir()]) - 1
-    return f"the interpreter's start has left {more} threads" if more else ""
+    return f"the interpreter's start has left threads ({more})" if more else ""
 
 
 def why_unsafe() -> str:

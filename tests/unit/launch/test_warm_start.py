@@ -687,7 +687,7 @@ def others() -> list[str]:
         ("", ""),
         (
             "import threading; threading.Thread(target=input).start()",
-            "the interpreter's start has left 1 threads",
+            "the interpreter's start has left threads (1)",
         ),
     ],
 )
