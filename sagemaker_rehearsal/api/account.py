@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
@@ -68,12 +68,8 @@ class Account:
 
     def _make_role(self, name: str) -> None:
         iam = self.clients(region="us-east-1", service="iam")
-        try:
+        with _suppressed("EntityAlreadyExists"):
             iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
-        except ClientError as error:
-            # Not by the client's own class for it: two threads may each make one.
-            if error.response["Error"]["Code"] != "EntityAlreadyExists":
-                raise
 
     def _make_image(self, region: str, repository: str, tag: str) -> None:
         if (image_id := self.engine.local(f"{repository}:{tag}")) is None:
@@ -83,10 +79,24 @@ class Account:
         manifest = json.dumps(
             {"schemaVersion": 2, "mediaType": MANIFEST, "config": layer, "layers": []}
         )
-        with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
+        with _suppressed("RepositoryAlreadyExistsException"):
             ecr.create_repository(repositoryName=repository)
-        with contextlib.suppress(ecr.exceptions.ImageAlreadyExistsException):
+        with _suppressed("ImageAlreadyExistsException"):
             ecr.put_image(repositoryName=repository, imageManifest=manifest, imageTag=tag)
+
+
+@contextlib.contextmanager
+def _suppressed(code: str) -> Iterator[None]:
+    """Suppress an error of AWS's by its code.
+
+    A client makes its own classes of errors when they are first asked for, and two threads at once
+    may each have made one.
+    """
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] != code:
+            raise
 
 
 def images_in(body: bytes) -> list[tuple[str, str]]:
