@@ -20,3 +20,16 @@ def process_stat(pid: int) -> list[str]:
         content = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         return content.rpartition(")")[2].split()
     return []
+
+
+def process_status(pid: int) -> dict[str, str]:
+    """Return the fields of /proc/PID/status by name (proc_pid_status(5)); {} if it is gone."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return {}
+
+
+def has_signal(mask: str, number: int) -> bool:
+    """Return whether a mask of /proc/PID/status, such as that of "SigCgt", has a signal."""
+    return bool(int(mask, 16) >> (number - 1) & 1)

@@ -24,7 +24,12 @@ from typing import Self
 
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, outlook_by_names
-from sagemaker_lightning.contract.process_stat import PARENT, process_stat
+from sagemaker_lightning.contract.process_stat import (
+    PARENT,
+    has_signal,
+    process_stat,
+    process_status,
+)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that stop a training. SIGHUP comes when the terminal is closed."""
@@ -107,12 +112,9 @@ def loses_sigterm(pid: int = 1) -> str:
     Args:
         pid: The process; 1 is the first one of this container.
     """
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        fields = dict(line.split(":\t", 1) for line in lines)
-        hears = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
-        return "" if hears >> (signal.SIGTERM - 1) & 1 else fields["Name"]
-    return ""
+    fields = process_status(pid)
+    hears = any(has_signal(fields.get(mask, "0"), signal.SIGTERM) for mask in ("SigCgt", "SigBlk"))
+    return "" if hears else fields.get("Name", "")
 
 
 def ancestor_has_stop() -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from sagemaker_lightning.contract.process_stat import process_status
 from sagemaker_lightning.process import start_notice
 
 
@@ -80,11 +81,7 @@ def _waits_within(pid: int, thread: Path, is_rank: bool) -> bool:
 
 def wakes(pid: int) -> int:
     """Return how often the main thread of a process has begun to wait."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("voluntary_ctxt_switches:"):
-                return int(line.split()[1])
-    return 0
+    return int(process_status(pid).get("voluntary_ctxt_switches", 0))
 
 
 def torchruns(parents: Mapping[int, int]) -> set[int]:

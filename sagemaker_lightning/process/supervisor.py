@@ -32,7 +32,7 @@ from sagemaker_lightning.contract.deadlines import (
     STOP_IS_LATE,
 )
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.contract.process_stat import process_stat
+from sagemaker_lightning.contract.process_stat import has_signal, process_stat, process_status
 from sagemaker_lightning.contract.shutdown import handled_signals
 
 STDERR_BYTES_KEPT = 64 * 2**10
@@ -252,6 +252,7 @@ class Supervisor:
         self.starting = self.has_killed = False
         self.child = self.grace = None
         self.left.clear()
+        self.heard.clear()
         while self.timers:
             self.timers.pop().cancel()
         if self.stop_signal:
@@ -434,24 +435,18 @@ def ignores(pid: int, number: int) -> bool:
         pid: Its PID.
         number: The signal.
     """
-    return _is_in_mask(pid, "SigIgn:", number, if_gone=True)
+    fields = process_status(pid)
+    return not fields or has_signal(fields["SigIgn"], number)
 
 
-def _is_in_mask(pid: int, mask_name: str, number: int, if_gone: bool = False) -> bool:
-    """Return whether a mask of a process's signals has one.
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler of a signal; False if it is gone.
 
     Args:
-        pid: The process.
-        mask_name: The mask in /proc/PID/status (proc_pid_status(5)).
+        pid: Its PID.
         number: The signal.
-        if_gone: What is returned if there is no such process.
     """
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return if_gone
-    (mask,) = (line.split()[1] for line in lines if line.startswith(mask_name))
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    return has_signal(process_status(pid).get("SigCgt", "0"), number)
 
 
 def _readers(
@@ -510,16 +505,6 @@ def _send_later(
         time.sleep(0.1)
     time.sleep(OUTPUT_IS_READ)
     _send(processes, number)
-
-
-def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler of a signal; False if it is gone.
-
-    Args:
-        pid: Its PID.
-        number: The signal.
-    """
-    return _is_in_mask(pid, "SigCgt:", number)
 
 
 def note_status(pid: int, statuses: dict[int, int], options: int = 0) -> None:

@@ -340,7 +340,6 @@ class ExactResume(EarlyCallback):
         """Drop the run of the training before; its results stay until the next one begins."""
         self.run = None
         self.results = []
-        self.start_before = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replace Lightning's loops, checkpoint files and signal handling by ours.

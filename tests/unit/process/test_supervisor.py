@@ -425,6 +425,17 @@ time.sleep(120)
 """
 
 
+def stop_once_ready(folder: Path) -> None:
+    """Send this process SIGTERM, from a thread, once a program has made a file."""
+
+    def stop() -> None:
+        while not (folder / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+
+
 @pytest.mark.parametrize("starts", [True, False], ids=["a program", "no program yet"])
 def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, monkeypatch, starts):
     """As SDK 3's shell and driver, which read what the program prints."""
@@ -436,13 +447,8 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     script = f"({program}) | while read line; do echo got $line; done; exit 7 # the-shell"
     supervisor = Supervisor(is_deaf=lambda words: any("the-shell" in word for word in words))
 
-    def stop() -> None:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
     with supervisor:
-        threading.Thread(target=stop, daemon=True).start()
+        stop_once_ready(tmp_path)
         ended = supervisor.run(["bash", "-c", script], cwd=tmp_path, keeps_stdout=True)
     expected = (7, "got SAVED\n") if starts else (-15, "")
     assert (ended.status, ended.stderr) == expected
@@ -453,13 +459,8 @@ def test_what_is_in_a_session_of_its_own_gets_a_stop_once_the_program_has_ended(
     saves = "trap 'touch saved; exit' TERM; touch ready; while :; do sleep 0.01; done"
     supervisor = Supervisor()
 
-    def stop() -> None:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
     with supervisor:
-        threading.Thread(target=stop, daemon=True).start()
+        stop_once_ready(tmp_path)
         ended = supervisor.run(["sh", "-c", f'setsid sh -c "{saves}" & wait'], tmp_path)
     assert ended.status == -signal.SIGTERM and (tmp_path / "saved").exists()
 
@@ -496,14 +497,9 @@ def test_what_reads_a_programs_output_does_not_die_before_it(tmp_path, command, 
     (tmp_path / "program.py").write_text(PIPED)
     supervisor = Supervisor(is_deaf=lambda words: "the-driver" in words)
 
-    def stop() -> None:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
     script = command.format(python=sys.executable)
     with supervisor:
-        threading.Thread(target=stop, daemon=True).start()
+        stop_once_ready(tmp_path)
         ended = supervisor.run(["bash", "-c", script, "the-driver"], tmp_path, keeps_stdout=True)
     assert (tmp_path / "saved").exists()
     assert ended.status == status
