@@ -80,12 +80,14 @@ def image_variables() -> dict[str, str]:
     """Return the variables of `make build` for a test.
 
     With them the image has the tag that other tests use, and stand-ins replace what a test cannot
-    reach.
+    reach. It is the very image of the fixture `image`, with the version of ROOT's files: where two
+    builds give a tag to two images by turns, each may remove the other's as the earlier one.
     """
     return {
         "IMAGE": IMAGE_TAG,
         "DOCKER": DOCKER,
         "GIT_DIR": str(ROOT / ".git"),
+        "GIT_WORK_TREE": str(ROOT),
         **build_variables(),
     }
 

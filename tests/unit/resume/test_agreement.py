@@ -32,7 +32,7 @@ from torch import distributed
 
 from sagemaker_lightning import UserError
 from sagemaker_lightning.callbacks.divergence import Divergence
-from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract import process_stat, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.shutdown import Stop, TrainingStop
 from sagemaker_lightning.data.loaders.resumable import digest_of
@@ -462,7 +462,7 @@ def test_what_was_printed_before_the_end_is_not_lost(tmp_path, monkeypatch):
 def test_the_first_process_is_asked_whether_it_loses_sigterm(tmp_path, monkeypatch):
     """A process's name may have any characters."""
     status = tmp_path / "status"
-    monkeypatch.setattr(shutdown, "Path", {"/proc/1/status": status}.__getitem__)
+    monkeypatch.setattr(process_stat, "Path", {"/proc/1/status": status}.__getitem__)
     for handled, says in (("4000", ""), ("10000", "my:\tinit")):  # SIGTERM, and SIGCHLD alone
         status.write_text(f"Name:\tmy:\tinit\nSigBlk:\t0\nSigCgt:\t{handled.rjust(16, '0')}\n")
         assert shutdown.loses_sigterm() == says
