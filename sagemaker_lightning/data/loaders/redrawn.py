@@ -143,6 +143,7 @@ class Redrawn(UnplacedLoader):
 
     def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
         """Restore the state of the order, of the data, and of what saves a state."""
+        self.workers_before = saved["workers"]
         self._restore_source(saved["source"])  # first, as in `_prove`
         super().give_back(saved, data)
 
@@ -273,7 +274,10 @@ class Redrawn(UnplacedLoader):
         """Have no run resume within an epoch: what is drawn again would be other batches."""
         self.proved = True
         self.differs = reason
-        self.why = f"{self.name} draws {reason}"
+        # Nobody knows whether it draws the same from an epoch's end: litdata's
+        # ParallelStreamingDataset with a length does not.
+        unsure = ", perhaps also in a resumed run" if reason == EACH_TIME else ""
+        self.why = f"{self.name} draws {reason}{unsure}"
 
     def _leave(self, reason: str) -> None:
         """Stop controlling the loader: its draws at once, its iterations from the next one."""
@@ -331,6 +335,8 @@ class Redrawn(UnplacedLoader):
         except Exception as error:
             if is_of_users_code(error):
                 raise  # what that says is theirs to see
+            if self.workers != self.workers_before:
+                raise self.other_workers("saved its state", self.workers_before) from error
             raise UserError(
                 f"{self.name} does not take the state that it has saved "
                 f"({printable(f'{type(error).__name__}: {error}')[:200]}); continue with the "

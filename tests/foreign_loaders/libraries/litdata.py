@@ -58,6 +58,11 @@ LOADERS = {
     "ParallelStreamingDataset": loader(
         lambda: ParallelStreamingDataset(two(), transform=lambda pair: pair[0] + pair[1])
     ),
+    "ParallelStreamingDataset, length": loader(
+        lambda: ParallelStreamingDataset(
+            two(), length=28, transform=lambda pair: pair[0] + pair[1]
+        )
+    ),
 }
 
 if __name__ == "__main__":

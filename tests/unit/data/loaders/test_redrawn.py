@@ -295,13 +295,11 @@ def test_what_is_not_the_same_when_drawn_again_is_reported():
     class Own(DataLoader):
         pass
 
-    assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
-    assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
-    assert why(lambda: Own(Timed(), 4)).endswith("Own draws other batches each time")
-    assert (
-        why(lambda: [streams.Steady(), streams.Unsteady()])
-        == "streams.Unsteady draws other batches each time"
-    )
+    each_time = "draws other batches each time, perhaps also in a resumed run"
+    assert why(lambda: streams.Unsteady()) == f"streams.Unsteady {each_time}"
+    assert why(lambda: DataLoader(Timed(), 4)).endswith(f"Timed {each_time}")
+    assert why(lambda: Own(Timed(), 4)).endswith(f"Own {each_time}")
+    assert why(lambda: [streams.Steady(), streams.Unsteady()]) == f"streams.Unsteady {each_time}"
     for repeatable in (
         streams.Steady,
         made("buffered"),
@@ -338,7 +336,8 @@ def test_who_draws_others_each_time_is_asked_once(wrap):
     Rollouts.drawn = before = 100
     combined.begin(fetcher, 1, 0, states, proves=True)
     rest(fetcher)
-    assert Rollouts.drawn == before + 4 and combined.why.endswith("draws other batches each time")
+    assert Rollouts.drawn == before + 4
+    assert "draws other batches each time" in combined.why
 
 
 class Forever(IterableDataset):
