@@ -26,7 +26,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    host_and_rank,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.rows import job
@@ -232,7 +236,7 @@ def _ranges(total: int, size: int) -> Iterator[range]:
 
 def main(args: list[str] | None = None) -> None:
     """Compare the rows of a job's channel, or of --input."""
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         environment = SageMakerEnvironment.read()
         parser = job.parser(__doc__)
         parser.add_class_arguments(Similarity)

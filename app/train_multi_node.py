@@ -15,7 +15,11 @@ if __name__ == "__main__":  # first of all: the imports below take seconds
 import os
 
 from sagemaker_lightning.contract import rendezvous
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    host_and_rank,
+)
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice
 
@@ -27,7 +31,7 @@ def main(args: list[str] | None = None) -> None:
 
     Variables that the user has set stay as they are.
     """
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         environment = SageMakerEnvironment.read()
         if len(environment.hosts) > 1:
             start_notice.set_activity("waiting for the other hosts")

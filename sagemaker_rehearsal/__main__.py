@@ -240,15 +240,15 @@ def _complete(args: argparse.Namespace) -> None:
 
 def _serve(args: argparse.Namespace) -> None:
     ended = threading.Event()
-    hurry = threading.Event()
+    immediately = threading.Event()
 
     def request_stop(*_) -> None:
         """On the first Ctrl-C, stop the jobs; on the second, kill them."""
-        (hurry if ended.is_set() else ended).set()
+        (immediately if ended.is_set() else ended).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, request_stop)
-    session.serve(settings.from_flags(args), ended, hurry)
+    session.serve(settings.from_flags(args), ended, immediately)
 
 
 def _exec(args: argparse.Namespace) -> None:

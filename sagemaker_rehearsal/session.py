@@ -18,7 +18,7 @@ from sagemaker_rehearsal.aws import clients as cloud
 from sagemaker_rehearsal.aws.access_keys import Keys
 from sagemaker_rehearsal.engines.containers import Containers
 from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_python
-from sagemaker_rehearsal.jobs.job import Place
+from sagemaker_rehearsal.jobs.job import JobContext
 from sagemaker_rehearsal.jobs.record import Comparison, Record, Verdict
 from sagemaker_rehearsal.owner import Owner
 from sagemaker_rehearsal.report import goodput_data, index, page
@@ -27,13 +27,13 @@ from sagemaker_rehearsal.settings import Settings, prices_of_job
 from sagemaker_rehearsal.web.access import TOKEN
 
 
-def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) -> None:
+def serve(settings: Settings, ended: threading.Event, immediately: threading.Event) -> None:
     """Serve until `ended` is set; then stop all jobs and leave only the reports.
 
     Args:
         settings: The rehearsal's settings.
         ended: Ends the rehearsal.
-        hurry: Gives the jobs no time to end by themselves.
+        immediately: Gives the jobs no time to end by themselves.
 
     Raises ValueError if the job of --run failed, its goodput is below --fail-below, or --compare
     has found other bits.
@@ -48,7 +48,7 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
             client = getattr(engine, "client", None)
             for line in owner.end_orphans(client):
                 print(line, flush=True)
-            failed = _serve_endpoint(settings, (ended, hurry), owner, engine, request)
+            failed = _serve_endpoint(settings, (ended, immediately), owner, engine, request)
         finally:
             owner.close(getattr(engine, "client", None))
     if failed:
@@ -107,7 +107,7 @@ def _serve_endpoint(
     engine: Containers | Processes,
     request: dict | None,
 ) -> str | None:
-    ended, hurry = events
+    ended, immediately = events
     addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
     keys = Keys()
     service = Service(settings, lambda region, job, name: place(region, job, name))
@@ -123,8 +123,8 @@ def _serve_endpoint(
         clients = cloud.Clients(address_here, keys.person)
         owner.keep(keys.person, [f"{address}:{port}" for address in addresses], settings.folder)
 
-        def place(region: str, job: str, name: str) -> Place:
-            return Place(
+        def place(region: str, job: str, name: str) -> JobContext:
+            return JobContext(
                 engine=engine,
                 clients=partial(clients, region),
                 work=owner.jobs,
@@ -151,7 +151,7 @@ def _serve_endpoint(
             if not request:
                 ended.wait()
             service.wait_for_comparisons(ended)
-            service.close(hurry)
+            service.close(immediately)
     # A request that was refused has no job.
     if request and service.jobs:
         print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)

@@ -32,7 +32,7 @@ from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import (
     SageMakerEnvironment,
     failure_file,
-    place,
+    host_and_rank,
     watch,
 )
 from sagemaker_lightning.contract.errors import UserError
@@ -83,11 +83,14 @@ def main(application: Application, args: list[str] | None = None) -> None:
     """
     streams.prepare()
     start_notice.set_activity("reading flags and data")
-    rank_heartbeat = heartbeat.Heartbeat(watch(), place())
+    rank_heartbeat = heartbeat.Heartbeat(watch(), host_and_rank())
     # Empty until the flags are read, then the run's one ExactResume callback.
     resumes: list[ExactResume] = []
     reporting = reported(
-        failure_file(), place(), tell=rank_heartbeat.failed, also=partial(went_otherwise, resumes)
+        failure_file(),
+        host_and_rank(),
+        tell=rank_heartbeat.failed,
+        also=partial(went_otherwise, resumes),
     )
     with parent_process.bound_to_launcher(os.environ), reporting:
         environment = SageMakerEnvironment.read()
@@ -215,7 +218,7 @@ def stopped(line: heartbeat.Heartbeat, why: str, loud: bool = True) -> None:
         why: What happened, in one line.
         loud: Whether to print the line and write it to the failure file, too.
     """
-    line.stopped(f"{why} [{place()}]")
+    line.stopped(f"{why} [{host_and_rank()}]")
     report_stop(why, loud)
 
 

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from sagemaker_lightning.compat import namespaces
-from sagemaker_lightning.contract.environment import failure_file, place
+from sagemaker_lightning.contract.environment import failure_file, host_and_rank
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import report_uncaught
 
@@ -32,7 +32,7 @@ def check() -> None:
     try:
         _check()
     except UserError:
-        report_uncaught(failure_file(), place())
+        report_uncaught(failure_file(), host_and_rank())
         raise
 
 

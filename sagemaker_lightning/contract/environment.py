@@ -124,7 +124,7 @@ class SageMakerEnvironment:
         try:
             return cls._read(variables)
         except UserError:
-            report_uncaught(failure_file(variables), place(variables))
+            report_uncaught(failure_file(variables), host_and_rank(variables))
             raise
 
     @classmethod
@@ -347,7 +347,7 @@ def drilled(variables: Mapping[str, str], base: Path, asked: Mapping[str, Any]) 
     return kept | replaced | {DRILL_VARIABLE: json.dumps(asked)}
 
 
-def place(variables: Mapping[str, str] = os.environ) -> str:
+def host_and_rank(variables: Mapping[str, str] = os.environ) -> str:
     """Return the host and rank of this process, for messages.
 
     Without the global rank, return the rank on this host, which is 0 if it is not known either.

@@ -6,7 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    host_and_rank,
+)
 from sagemaker_lightning.contract.failures import reported, write
 from sagemaker_lightning.contract.log import say_last
 
@@ -32,7 +36,7 @@ def report_failures(job: SageMakerEnvironment | None = None) -> Iterator[None]:
     if file is None and _shows_exceptions():
         yield
         return
-    where = place()
+    where = host_and_rank()
     if job:
         where = f"host {job.current_host}, {where.partition(', ')[2]}"
     with reported(file, where):
@@ -49,7 +53,7 @@ def report_stop(why: str, loud: bool = True) -> None:
     """
     if not loud:
         return
-    message = f"{why} [{place()}]"
+    message = f"{why} [{host_and_rank()}]"
     with suppress(OSError):  # nobody reads it, such as on a terminal that is closed
         say_last(message)
     if file := failure_file():

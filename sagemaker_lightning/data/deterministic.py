@@ -59,7 +59,9 @@ def position(trainer: Trainer) -> tuple[int, int]:
     return epoch_counts(trainer).processed, done
 
 
-def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tuple[Any, str]:
+def make_resumable(
+    loader: Any, *seed: object, rank: int = 0, world_size: int = 1
+) -> tuple[Any, str]:
     """Make a loader's order and samples functions of seed, epoch and position.
 
     Each of `world_size` ranks gets its share of each global batch, each sample once, unless the
@@ -72,19 +74,19 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
         rank: This rank.
         world_size: Number of ranks.
 
-    Returns the loader, and why it cannot be made exact; "" if it can. Raises UserError if the
+    Returns the loader, and why it has no positions; "" if it has. Raises UserError if the
     loader cannot be shared out among several ranks.
     """
-    if isinstance(loader, (Exact, Streamed)) and "planned" not in vars(loader):
+    if isinstance(loader, (ReproducibleLoader, Streamed)) and "planned" not in vars(loader):
         # An attribute of the user's held it, and a checkpoint has made it again by its class alone.
         loader.__class__ = type(loader).users_class
     if isinstance(loader, (PartitionedLoader, Streamed)):
         return loader, ""
-    if isinstance(loader, Exact):
+    if isinstance(loader, ReproducibleLoader):
         # A program may use one loader in several trainings, each with a seed of its own, and its
         # sampler may have got another length when Lightning asks for the loaders again.
-        if loader.exactly.seed[:1] != seed[:1] or loader.exactly.has_other_length():
-            _make_exact(loader, seed, rank, world_size)
+        if loader.batch_plan.seed[:1] != seed[:1] or loader.batch_plan.has_other_length():
+            _plan_batches(loader, seed, rank, world_size)
         return loader, ""
     iter_method = getattr(type(loader), "__iter__", None)
     has_own_iter = iter_method is not DataLoader.__iter__
@@ -119,22 +121,22 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
             if is_iterable and not has_own_iter
             else other_reason,
         )
-    _make_exact(loader, seed, rank, world_size)
-    base = ExactInPlaces if has_own_iter else Exact
+    _plan_batches(loader, seed, rank, world_size)
+    base = ReproducibleWithoutState if has_own_iter else ReproducibleLoader
     loader.__class__ = of_class(base, type(loader))  # type: ignore[arg-type]  # a class has a hash
     return loader, ""
 
 
 def is_strange(loader: Any) -> bool:
-    """Return whether a DataLoader is left as Lightning has it: `exact` has not changed it."""
+    """Return whether `make_resumable` has left a DataLoader as Lightning has it."""
     return isinstance(loader, DataLoader) and not isinstance(
-        loader, (Exact, Streamed, PartitionedLoader)
+        loader, (ReproducibleLoader, Streamed, PartitionedLoader)
     )
 
 
 def restore_loader(loader: Any) -> None:
-    """Make a loader that `exact` has changed what it was before."""
-    if isinstance(loader, (Exact, Streamed)):
+    """Make a loader that `make_resumable` has changed what it was before."""
+    if isinstance(loader, (ReproducibleLoader, Streamed)):
         end_workers(loader)
         loader.__class__ = type(loader).users_class
         for name in LOADER_ATTRIBUTES:
@@ -163,8 +165,8 @@ def make_deterministic(
     Returns the loader. Raises UserError if it has no positions: an IterableDataset, or a loader
     that goes through its samples in a way of its own.
     """
-    _, why = exact(loader, seed, rank=rank, world_size=world_size)
-    if why or not issubclass(type(loader), Exact):
+    _, why = make_resumable(loader, seed, rank=rank, world_size=world_size)
+    if why or not issubclass(type(loader), ReproducibleLoader):
         raise UserError(
             f"make_deterministic: {why or f'{type(loader).__name__} has an order of its own'}; "
             "expected a torch.utils.data.DataLoader of a dataset with indices"
@@ -172,14 +174,14 @@ def make_deterministic(
     return loader
 
 
-def _make_exact(
+def _plan_batches(
     loader: DataLoader[Any], seed: tuple[object, ...], rank: int, world_size: int
 ) -> None:
-    """Give a loader what `Exact` needs."""
+    """Give a loader the attributes that a ReproducibleLoader needs."""
     if isinstance(loader.sampler, DistributedSampler):
         rank = 0
         world_size = 1
-    vars(loader)["exactly"] = Batches(loader, seed, rank, world_size)
+    vars(loader)["batch_plan"] = Batches(loader, seed, rank, world_size)
     vars(loader)["planned"] = Plan((), warned=_nothing_said(loader))
 
 
@@ -193,7 +195,7 @@ def _nothing_said(loader: DataLoader[Any]) -> torch.Tensor | None:
 
 def divided(loader: Any) -> "PartitionedLoader | Batches | None":
     """Return what divides a loader's batches among ranks; None if nothing does."""
-    return loader if isinstance(loader, PartitionedLoader) else getattr(loader, "exactly", None)
+    return loader if isinstance(loader, PartitionedLoader) else getattr(loader, "batch_plan", None)
 
 
 def reached(trainer: Trainer) -> int | None:
@@ -323,28 +325,28 @@ def plan(loader: Any, turn: int, done: int) -> None:
 def _of_users_class(cls: type, *arguments: Any, **options: Any) -> Any:
     """Return a new loader of the user's class, in place of one of `cls`.
 
-    `exact` gives a loader what a class of ours needs. Lightning makes another loader of the same
-    class, with a sampler of its own, if the loader is used for predictions.
+    `make_resumable` gives a loader what a class of ours needs. Lightning makes another loader of
+    the same class, with a sampler of its own, if the loader is used for predictions.
     """
     if not arguments and not options:  # it is a copy, which gets all that the first one has
         return DataLoader.__new__(cls)
     return cls.users_class(*arguments, **options)  # type: ignore[attr-defined]  # of_class sets it
 
 
-class Exact(CustomIndexLoader):
-    """The base that an exact DataLoader has before its own class. See `exact`."""
+class ReproducibleLoader(CustomIndexLoader):
+    """The base that an exact DataLoader has before its own class. See `make_resumable`."""
 
-    exactly: Batches
+    batch_plan: Batches
     planned: Plan
     __new__ = _of_users_class
 
     def begin_epoch(self, epoch: int, batch: int = 0) -> None:
         """Have the next iteration start at a batch of an epoch."""
-        self.exactly.begin(epoch, 0, batch)
+        self.batch_plan.begin(epoch, 0, batch)
 
     def indices_to_draw(self) -> Batches:
         """Return the batches of keys."""
-        return self.exactly
+        return self.batch_plan
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
         """Return an iterator whose samples are drawn as planned."""
@@ -352,7 +354,7 @@ class Exact(CustomIndexLoader):
             return make()
 
 
-class ExactInPlaces(Exact):
+class ReproducibleWithoutState(ReproducibleLoader):
     """For a DataLoader whose class has its own `__iter__` only to save its state."""
 
     __iter__ = DataLoader.__iter__
@@ -362,7 +364,7 @@ class ExactInPlaces(Exact):
 class Streamed(CustomIteratorLoader):
     """The base that a DataLoader without positions has before its own class.
 
-    What it draws is seeded. See `exact`.
+    What it draws is seeded. See `make_resumable`.
     """
 
     planned: Plan

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from torch import distributed
 
-from sagemaker_lightning.contract.environment import place
+from sagemaker_lightning.contract.environment import host_and_rank
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.data.partition import BatchDivision
@@ -160,4 +160,4 @@ def _raise_first_problem(problems: Iterable[tuple[str, str]]) -> None:
 
 
 def _current_host() -> str:
-    return place().partition(",")[0]
+    return host_and_rank().partition(",")[0]

@@ -16,7 +16,12 @@ from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.compat.torch_data import end_workers
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.batch_order import Batches, shares_unequally
-from sagemaker_lightning.data.deterministic import Exact, exact, of_class, restore_loader
+from sagemaker_lightning.data.deterministic import (
+    ReproducibleLoader,
+    make_resumable,
+    of_class,
+    restore_loader,
+)
 from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
@@ -225,9 +230,9 @@ class Seeding(Callback):
         number = [len(loaders)] if loaders and kind == "train" else []
         loaders.append(loader)
         loader_class = type(loader)
-        loader = exact(loader, self.seed, kind, *number, **shares)[0]
-        if isinstance(loader, Exact):
-            self._tell_ranks_apart(trainer, loader.exactly)
+        loader = make_resumable(loader, self.seed, kind, *number, **shares)[0]
+        if isinstance(loader, ReproducibleLoader):
+            self._tell_ranks_apart(trainer, loader.batch_plan)
         if type(loader) is not loader_class:
             self.changed.callback(restore_loader, loader)
         return loader

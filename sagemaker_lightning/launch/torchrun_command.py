@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 
 from sagemaker_lightning.contract import deadlines, rendezvous
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    host_and_rank,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice, threads
@@ -109,7 +113,7 @@ def main(program: Path, args: list[str] | None = None) -> None:
     """
     import torch  # here, because the toolkit's process imports this module and needs no torch
 
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         environment = SageMakerEnvironment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
         restarts, program_args = _restarts(args)

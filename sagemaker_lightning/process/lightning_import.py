@@ -8,7 +8,7 @@ import gc
 from importlib.util import find_spec
 
 from sagemaker_lightning.compat import versions
-from sagemaker_lightning.contract.environment import failure_file, place
+from sagemaker_lightning.contract.environment import failure_file, host_and_rank
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import threads
 
@@ -22,7 +22,7 @@ def import_lightning() -> None:
     Exits with status 1, and prints one line, if the installed version of Lightning is not
     supported: a job may have installed another one. torchvision may be absent.
     """
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         check_version()
     threads.prepare()
     gc.disable()

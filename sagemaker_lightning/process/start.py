@@ -18,7 +18,7 @@ def before_lightning() -> None:
     leave_at_once()
     end_with_launcher(os.environ)
 
-    from sagemaker_lightning.contract.environment import failure_file, place
+    from sagemaker_lightning.contract.environment import failure_file, host_and_rank
     from sagemaker_lightning.contract.errors import UserError
     from sagemaker_lightning.contract.failures import address_limit, reported
     from sagemaker_lightning.process import start_notice
@@ -27,7 +27,7 @@ def before_lightning() -> None:
     start_notice.begin("importing torch and Lightning")
     if limit := address_limit():  # glibc may end a process that needs more, without a word of why
         log.warning(f"{limit}; importing torch takes several", extra=ON_STDERR)
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         try:
             import_lightning()
         except (ImportError, MemoryError, OSError) as error:

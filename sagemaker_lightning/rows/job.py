@@ -29,7 +29,11 @@ from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    host_and_rank,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
 from sagemaker_lightning.contract.log import log, say_last
@@ -214,7 +218,9 @@ def _report_and_exit(
     elif only_here:
         what += f": {only_here} of them are done, and not known to be in S3"
     name = signal.Signals(number).name
-    line = f"{interruption_message(len(part) - missing_rows, f'{name}; {what}')} [{place()}]"
+    line = (
+        f"{interruption_message(len(part) - missing_rows, f'{name}; {what}')} [{host_and_rank()}]"
+    )
     say_last(line)
     if file := failure_file():
         with suppress(OSError):
@@ -224,7 +230,7 @@ def _report_and_exit(
 
 def main(args: list[str] | None = None) -> None:
     """Run a function of the user's, named by --function."""
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         environment = SageMakerEnvironment.read()
         flag_parser = parser(__doc__)
         flag_parser.add_argument(

@@ -11,8 +11,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
-from sagemaker_lightning.contract.environment import failure_file
-from sagemaker_lightning.contract.environment import place as host_and_rank
+from sagemaker_lightning.contract.environment import failure_file, host_and_rank
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import report_uncaught
 from sagemaker_lightning.contract.log import log

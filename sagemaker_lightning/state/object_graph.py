@@ -53,7 +53,7 @@ GENERATORS = (
     random.Random,
     torch.Generator,
 )
-LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
+LOADER_ATTRIBUTES = ("batch_plan", "planned")  # what data/deterministic.py gives a DataLoader
 MAX_OBJECTS = 20_000  # objects that a walk yields of each attribute of a root, at most
 MAX_MEMBERS = 1024  # elements of a container that a walk enters; a longer one holds samples
 MAX_ELEMENTS = 256  # elements of a container by which its kind is judged

@@ -15,16 +15,16 @@ from sagemaker_rehearsal.aws import clients, rules
 from sagemaker_rehearsal.aws.errors import Refused, invalid
 from sagemaker_rehearsal.aws.validation import input_shape, pruned, validate
 from sagemaker_rehearsal.faults.rules import parse as parse_fault
-from sagemaker_rehearsal.faults.schedule import Due, named, ordered
+from sagemaker_rehearsal.faults.schedule import DueInterruption, named, ordered
 from sagemaker_rehearsal.jobs import channels, layout, warm_pools
-from sagemaker_rehearsal.jobs.job import Job, Place
+from sagemaker_rehearsal.jobs.job import Job, JobContext
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
 from sagemaker_rehearsal.report.comparison import compare
 from sagemaker_rehearsal.settings import Settings, describe_prices
 
 # The longest time in seconds that jobs get to end by themselves after they were killed.
-HURRY_SECONDS = 30.0
+KILL_SECONDS = 30.0
 # The account number that moto uses.
 ACCOUNT = "123456789012"
 # The name of a job that is run once more without interruptions gets this end.
@@ -40,7 +40,7 @@ class Service:
         place: Returns a job's surroundings, given its region and ARN.
     """
 
-    def __init__(self, settings: Settings, place: Callable[[str, str], Place]) -> None:
+    def __init__(self, settings: Settings, place: Callable[[str, str], JobContext]) -> None:
         self.settings = settings
         self.place = place
         # By ARN.
@@ -167,7 +167,7 @@ class Service:
                 "The request was rejected because the training job is in status "
                 f"{job.record.status}. You can only stop a training job in status InProgress."
             )
-        job.wishes.ask_to_stop()
+        job.control.ask_to_stop()
         return {}
 
     def UpdateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
@@ -272,7 +272,7 @@ class Service:
             raise ValueError(
                 f"{name} is {job.record.secondary}; an interruption is for a job in Training"
             )
-        job.wishes.messages.put(Due(hosts or host_names, warned, gap, "by hand"))
+        job.control.messages.put(DueInterruption(hosts or host_names, warned, gap, "by hand"))
         return (
             f"{', '.join(hosts or host_names)} of {name} taken away, "
             f"{'warned' if warned else 'not warned'}"
@@ -304,7 +304,7 @@ class Service:
             raise ValueError(
                 f"{job.record.name} is {job.record.secondary}; a fault is for a job in Training"
             )
-        job.wishes.messages.put(fault)
+        job.control.messages.put(fault)
         return f"{fault.text} in {job.record.name}"
 
     def compare(self, order: object) -> str:
@@ -397,29 +397,29 @@ class Service:
         """Return each job's record and its last log lines by host, for the live view."""
         return [(job.record, job.logs.shown()) for job in list(self.jobs.values())]
 
-    def close(self, hurry: threading.Event) -> None:
-        """Stop all jobs and wait for their ends; once `hurry` is set, with SIGKILL.
+    def close(self, immediately: threading.Event) -> None:
+        """Stop all jobs and wait for their ends; once `immediately` is set, with SIGKILL.
 
         No job starts any more. A job may be copying data or pulling an image, which nothing ends:
-        HURRY_SECONDS after `hurry`, what still runs is left, with a line.
+        KILL_SECONDS after `immediately`, what still runs is left, with a line.
         """
         with self.lock:
             self.is_closing = True
         until = math.inf
         while running := [job for job in self.jobs.values() if job.is_alive()]:
-            if hurry.is_set():
-                until = min(until, time.monotonic() + HURRY_SECONDS)
+            if immediately.is_set():
+                until = min(until, time.monotonic() + KILL_SECONDS)
             if time.monotonic() >= until:
                 names = ", ".join(job.record.name for job in running)
                 print(f"left without a report, as it does not end: {names}", flush=True)
                 return
             for job in running:
-                if not job.wishes.stop or hurry.is_set():
-                    job.wishes.ask_to_stop(hurry.is_set())
+                if not job.control.stop or immediately.is_set():
+                    job.control.ask_to_stop(immediately.is_set())
             running[0].join(timeout=0.5)
         # They write reports.
         for thread in list(self.comparing.values()):
-            thread.join(HURRY_SECONDS)
+            thread.join(KILL_SECONDS)
 
     def _find_tuning(self, arn: str) -> tuning.Tuning:
         try:

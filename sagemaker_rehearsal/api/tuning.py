@@ -91,7 +91,7 @@ class Tuning(threading.Thread):
             running = [job for job in self.jobs if job.record.status not in ENDED]
             is_stopping = self.status == "Stopping" or self.failure
             for job in running if is_stopping else ():
-                job.wishes.ask_to_stop()
+                job.control.ask_to_stop()
             if not running and (is_stopping or len(self.jobs) == len(self.values)):
                 break
             if not is_stopping and len(running) < most and len(self.jobs) < len(self.values):

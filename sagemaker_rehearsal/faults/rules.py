@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from sagemaker_rehearsal.faults import schedule
-from sagemaker_rehearsal.faults.schedule import Due, Schedule
+from sagemaker_rehearsal.faults.schedule import DueInterruption, Schedule
 
 KINDS = {
     "kill rank": "SIGKILL for one rank",
@@ -122,7 +122,7 @@ class Faults:
         """The source of what is drawn."""
         return self.schedule.random
 
-    def due(self, now: float, step: int | None) -> tuple[Fault, Due] | None:
+    def due(self, now: float, step: int | None) -> tuple[Fault, DueInterruption] | None:
         """Return the fault that is due, and its hosts, and count it; None if none is due."""
         due = self.schedule.due(now, step)
         if due is None:
@@ -133,12 +133,12 @@ class Faults:
             self.schedule.set_next(due.rule, now)
         return fault, due
 
-    def now(self, fault: Fault) -> Due:
+    def now(self, fault: Fault) -> DueInterruption:
         """Return the hosts of a fault by hand."""
         names = schedule.named(fault.hosts)
         if fault.hosts == "any":
             names = [self.random.choice(self.hosts)]
-        return Due(names or self.hosts, False, 0.0, "by hand")
+        return DueInterruption(names or self.hosts, False, 0.0, "by hand")
 
     def never_due(self) -> list[Fault]:
         """Return the faults whose time never came."""

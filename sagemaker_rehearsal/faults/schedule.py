@@ -80,7 +80,7 @@ def seconds(text: str | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Due:
+class DueInterruption:
     """An interruption whose time has come."""
 
     hosts: list[str]
@@ -162,7 +162,7 @@ class Schedule:
             default=None,
         )
 
-    def due(self, now: float, step: int | None) -> Due | None:
+    def due(self, now: float, step: int | None) -> DueInterruption | None:
         """Return the interruption that is due, and count it; None if none is due."""
         for number, rule in enumerate(self.rules):
             by_clock = number in self.due_at and now >= self.due_at[number]
@@ -170,7 +170,7 @@ class Schedule:
             if self._has_left(number) and (by_clock or by_step):
                 self.fired[number] = self.fired.get(number, 0) + 1
                 self.due_at.pop(number, None)
-                return Due(
+                return DueInterruption(
                     self._draw_hosts(rule.hosts),
                     self._draw_warned(rule.warned),
                     rule.gap,

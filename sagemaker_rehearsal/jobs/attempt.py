@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sagemaker_rehearsal.faults.clocks import preload_clock
 from sagemaker_rehearsal.faults.errors import CannotInject
 from sagemaker_rehearsal.faults.rules import Fault
-from sagemaker_rehearsal.faults.schedule import Due
+from sagemaker_rehearsal.faults.schedule import DueInterruption
 from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record, warm_pools
 from sagemaker_rehearsal.jobs.injection import Injector
 from sagemaker_rehearsal.jobs.layout import Layout
@@ -38,7 +38,7 @@ class Outcome:
     status: Secondary = Secondary.COMPLETED
     failure: str | None = None
     # The interruption after which the job is started again; None if it has ended.
-    again: Due | None = None
+    again: DueInterruption | None = None
 
 
 @dataclass
@@ -179,8 +179,8 @@ class Attempt:
                 self.injector.next(),
                 hangs,
             )
-            message = job.wishes.next(min(filter(None, moments)))
-            if isinstance(message, Due):
+            message = job.control.next(min(filter(None, moments)))
+            if isinstance(message, DueInterruption):
                 return self._interrupt(message)
             if isinstance(message, Fault):
                 job.injected(self.injector.inject(message, job.faults.now(message)))
@@ -316,7 +316,7 @@ class Attempt:
                     if point.step != self.kept.step:
                         self.moved = point.time
                     self.kept.points.append(point)
-                    job.wishes.messages.put(None)
+                    job.control.messages.put(None)
                 if line := job.metrics.line(text):
                     job.note(line)
                 # The job itself is well, whatever becomes of its log.
@@ -329,7 +329,7 @@ class Attempt:
         except Exception as error:
             job.note(f"{host}: its container is lost: {type(error).__name__}: {error}")
             status = 137
-        job.wishes.messages.put(Exited(host, status))
+        job.control.messages.put(Exited(host, status))
 
     def _note_exit(self, message) -> None:
         """Note the end of a host; `watch` or `_end_hosts` acts on it."""
@@ -352,11 +352,11 @@ class Attempt:
 
     def _wait_until_ended(self, hosts: list[str], until: float | None) -> None:
         while any(self.running[host].status is None for host in hosts):
-            if until is not None and (time.time() >= until or self.job.wishes.hurry):
+            if until is not None and (time.time() >= until or self.job.control.immediately):
                 return
-            self._note_exit(self.job.wishes.next(until))
+            self._note_exit(self.job.control.next(until))
 
-    def _interrupt(self, due: Due) -> Outcome:
+    def _interrupt(self, due: DueInterruption) -> Outcome:
         """Take instances away.
 
         The service then ends the other instances, too, and starts the job again.

@@ -22,7 +22,7 @@ from sagemaker_rehearsal.faults.rules import (
     OF_RANKS,
     Fault,
 )
-from sagemaker_rehearsal.faults.schedule import Due
+from sagemaker_rehearsal.faults.schedule import DueInterruption
 from sagemaker_rehearsal.jobs import checkpoint_sync, record
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Injector:
         self.draw = draw
         self.lasting: list[Lasting] = []
 
-    def inject(self, fault: Fault, due: Due) -> list[record.Fault]:
+    def inject(self, fault: Fault, due: DueInterruption) -> list[record.Fault]:
         """Let a fault happen; return what has become of it, on each host."""
         # S3 is the same for all hosts.
         hosts = due.hosts[:1] if fault.kind in OF_CHECKPOINTS else due.hosts

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_rehearsal.aws import rules
 from sagemaker_rehearsal.faults.rules import Fault, Faults
-from sagemaker_rehearsal.faults.schedule import Due, Rule, Schedule, named
+from sagemaker_rehearsal.faults.schedule import DueInterruption, Rule, Schedule, named
 from sagemaker_rehearsal.jobs import artifacts, folders, layout, record, warm_pools
 from sagemaker_rehearsal.jobs.attempt import Attempt, Ended, Outcome
 from sagemaker_rehearsal.jobs.channels import JobFailed
@@ -52,7 +52,7 @@ FINAL = {
 
 
 @dataclass
-class Place:
+class JobContext:
     """What a job runs in: engine, clients, working folder, environment of its hosts."""
 
     engine: object
@@ -64,18 +64,18 @@ class Place:
 
 
 @dataclass
-class Wishes:
+class Control:
     """The queue of a job: requests of others, and news of its hosts."""
 
     messages: queue.Queue = field(default_factory=queue.Queue)
     stop: bool = False
     # Give the hosts no time to end by themselves.
-    hurry: bool = False
+    immediately: bool = False
 
-    def ask_to_stop(self, hurry: bool = False) -> None:
-        """Request a stop (StopTrainingJob); in a hurry, SIGKILL follows SIGTERM at once."""
+    def ask_to_stop(self, immediately: bool = False) -> None:
+        """Request a stop (StopTrainingJob); `immediately`: by SIGTERM and SIGKILL together."""
         self.stop = True
-        self.hurry = hurry
+        self.immediately = immediately
         self.messages.put(None)
 
     def next(self, until: float | None):
@@ -92,7 +92,9 @@ class Wishes:
 class Job(threading.Thread):
     """The thread of one job; others may read its `record`."""
 
-    def __init__(self, record: Record, place: Place, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, record: Record, place: JobContext, settings: Settings, metrics: Metrics
+    ) -> None:
         super().__init__(name=record.name, daemon=True)
         self.record = record
         self.place = place
@@ -110,7 +112,7 @@ class Job(threading.Thread):
         self.faults = Faults(
             self._faults_for_hosts(), [host.name for host in self.hosts], str(settings.seed)
         )
-        self.wishes = Wishes()
+        self.control = Control()
         self.repairs = 0
         self.trained = 0.0
         self.longest = rules.longest(self.request)
@@ -239,7 +241,7 @@ class Job(threading.Thread):
 
     def check(self) -> None:
         """Raise Ended if the job must stop, or has waited for its longest time."""
-        if self.wishes.stop:
+        if self.control.stop:
             raise Ended(Secondary.STOPPED)
         if self.latest is not None and time.time() >= self.latest:
             raise Ended(Secondary.MAX_WAIT_TIME_EXCEEDED)
@@ -253,14 +255,14 @@ class Job(threading.Thread):
         if not self.record.spot:
             raise JobFailed(f"{NO_CAPACITY}: {', '.join(lacking)}")
         names = [host.name for host in self.hosts]
-        self._wait_for_capacity(Due(names, False, math.inf, "--no-capacity"))
+        self._wait_for_capacity(DueInterruption(names, False, math.inf, "--no-capacity"))
 
-    def _wait_for_capacity(self, due: Due) -> None:
+    def _wait_for_capacity(self, due: DueInterruption) -> None:
         """Wait until there is capacity again."""
         until = time.time() + due.gap
         while time.time() < until:
             self.check()
-            self.wishes.next(min(until, self.latest or until))
+            self.control.next(min(until, self.latest or until))
 
     def _run_attempt(self) -> Outcome:
         attempt = Attempt(self, len(self.record.attempts) + 1)
@@ -289,7 +291,7 @@ class Job(threading.Thread):
             return outcome
         self.repairs += 1
         hosts = [host.name for host in self.hosts]
-        due = Due(hosts, True, 0.0, f"repair {self.repairs} after {outcome.failure}")
+        due = DueInterruption(hosts, True, 0.0, f"repair {self.repairs} after {outcome.failure}")
         self.interrupted(due)
         return Outcome(again=due)
 
@@ -301,7 +303,7 @@ class Job(threading.Thread):
         explanation = f"instances were lost {largest + 1} times, MaximumRetryAttempts is {largest}"
         return Outcome(Secondary.FAILED, f"InternalServerError: {explanation}")
 
-    def interrupted(self, due: Due) -> None:
+    def interrupted(self, due: DueInterruption) -> None:
         """Record an interruption that begins; the hosts' program may continue for a while."""
         self.record.interruptions.append(
             Interruption(time.time(), due.hosts, due.warned, due.why, due.gap, self.record.step)

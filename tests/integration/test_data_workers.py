@@ -30,15 +30,15 @@ PROGRAM = """
 import signal
 import sys
 from torch.utils.data import DataLoader
-from sagemaker_lightning.data.deterministic import exact
+from sagemaker_lightning.data.deterministic import make_resumable
 from numbers_of_mine import Numbers
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
-    loader, _ = exact(
+    loader, _ = make_resumable(
         DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=sys.argv[1]), 7, "train"
     )
-    loader.exactly.begin(0, 0, 0)
+    loader.batch_plan.begin(0, 0, 0)
     print("begins", flush=True)
     print([batch.tolist() for batch in loader if not print("a batch", flush=True)], flush=True)
 """

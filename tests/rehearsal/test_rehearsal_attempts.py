@@ -10,7 +10,7 @@ from records import interrupted
 
 from sagemaker_rehearsal.api.service import Service
 from sagemaker_rehearsal.faults import schedule
-from sagemaker_rehearsal.faults.schedule import Due
+from sagemaker_rehearsal.faults.schedule import DueInterruption
 from sagemaker_rehearsal.jobs.attempt import Outcome
 from sagemaker_rehearsal.jobs.job import Ended, Job
 from sagemaker_rehearsal.jobs.record import (
@@ -31,7 +31,7 @@ def job_with(rule_of_retries: int | None = None, **options) -> Job:
         made.request["RetryStrategy"] = {"MaximumRetryAttempts": rule_of_retries}
     made.hosts = [SimpleNamespace(name="algo-1", instance_type=options.pop("type", "ml.m5.large"))]
     made.record = Record("job", made.request, 0.0)
-    made.wishes = SimpleNamespace(stop=False)
+    made.control = SimpleNamespace(stop=False)
     made.latest, made.repairs, made.settings = None, 0, SimpleNamespace(repairs=1)
     for name, value in options.items():
         setattr(made, name, value)
@@ -42,14 +42,14 @@ def job_with(rule_of_retries: int | None = None, **options) -> Job:
 def test_as_many_retries_as_a_request_allows(allowed, lost):
     made = job_with(allowed)
     made.record.interruptions = [None] * lost
-    outcome = Outcome(again=Due(["algo-1"], True, 0.0, "by hand"))
+    outcome = Outcome(again=DueInterruption(["algo-1"], True, 0.0, "by hand"))
     assert made._check_retries(outcome) is outcome
 
 
 def test_one_interruption_more_than_the_retries_fails_the_job():
     made = job_with(2)
     made.record.interruptions = [None] * 3
-    ended = made._check_retries(Outcome(again=Due(["algo-1"], True, 0.0, "by hand")))
+    ended = made._check_retries(Outcome(again=DueInterruption(["algo-1"], True, 0.0, "by hand")))
     says = "InternalServerError: instances were lost 3 times, MaximumRetryAttempts is 2"
     assert (ended.status, ended.failure, ended.again) == ("Failed", says, None)
 
@@ -68,7 +68,9 @@ def test_a_failure_on_a_gpu_is_repaired_as_often_as_asked(kind, status, again):
     outcome = made._repair(Outcome(status, "AlgorithmError: x"))
     assert (outcome.again is not None) == again and len(made.record.interruptions) == again
     if again:
-        assert outcome.again == Due(["algo-1"], True, 0.0, "repair 1 after AlgorithmError: x")
+        assert outcome.again == DueInterruption(
+            ["algo-1"], True, 0.0, "repair 1 after AlgorithmError: x"
+        )
         assert made.record.secondary == "Restarting"
         second = Outcome(status, "AlgorithmError: x")
         assert made._repair(second) is second
@@ -83,7 +85,7 @@ def test_a_job_waits_no_longer_than_it_may(monkeypatch):
     assert ended.value.status == "MaxWaitTimeExceeded"
     made.latest = None
     made.check()
-    made.wishes.stop = True
+    made.control.stop = True
     with pytest.raises(Ended) as ended:
         made.check()
     assert ended.value.status == "Stopped"
@@ -100,9 +102,9 @@ def test_a_gap_without_capacity_is_waited_for(monkeypatch, latest, waits):
         waited.append(until)
         clock.now = until
 
-    made.wishes.next = wait
+    made.control.next = wait
     with pytest.raises(Ended) if latest else nullcontext():
-        made._wait_for_capacity(Due(["algo-1"], True, 20.0, "by hand"))
+        made._wait_for_capacity(DueInterruption(["algo-1"], True, 20.0, "by hand"))
     assert waited == waits
 
 
@@ -212,7 +214,7 @@ def test_an_order_at_the_border_of_a_gap():
 
 def test_what_can_be_interrupted_by_hand():
     made = job_with()
-    made.wishes = SimpleNamespace(messages=queue.Queue())
+    made.control = SimpleNamespace(messages=queue.Queue())
     made.record.change(Secondary.DOWNLOADING, "", is_final=False)
     service = Service(None, None)
     service.jobs["arn"] = made
@@ -230,5 +232,5 @@ def test_what_can_be_interrupted_by_hand():
         with pytest.raises(ValueError, match=says):
             service.interrupt(order | wrong)
     assert service.interrupt(order) == "algo-1 of job taken away, not warned"
-    assert made.wishes.messages.get_nowait() == Due(["algo-1"], False, 1.0, "by hand")
-    assert made.wishes.messages.empty()
+    assert made.control.messages.get_nowait() == DueInterruption(["algo-1"], False, 1.0, "by hand")
+    assert made.control.messages.empty()

@@ -310,7 +310,7 @@ FIELDS_TOGETHER = {
     "groups and a count": (resources(group("a"), InstanceCount=0), "cannot be given together"),
     "spot": (stopping(True, 100, 100), None),
     "spot that may wait": (stopping(True, 100, 101), None),
-    "spot in a hurry": (stopping(True, 100, 99), WAIT),
+    "spot, immediately": (stopping(True, 100, 99), WAIT),
     "spot without a wait": (stopping(True, 100, None), WAIT),
     "spot of a day": (stopping(True, None, 86400), None),
     "spot below a day": (stopping(True, None, 86399), WAIT),

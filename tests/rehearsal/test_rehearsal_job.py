@@ -188,15 +188,15 @@ def test_a_job_that_failed_before_its_training_had_no_rule_due(rehearsed):
 
 @pytest.mark.slow
 def test_a_job_that_does_not_end_is_left_and_none_starts(rehearsed, monkeypatch, capsys):
-    monkeypatch.setattr("sagemaker_rehearsal.api.service.HURRY_SECONDS", 0.2)
+    monkeypatch.setattr("sagemaker_rehearsal.api.service.KILL_SECONDS", 0.2)
     job = rehearsed.job()
     container = rehearsed.container()
     container.on_signal = lambda _: None  # it cannot be killed
     service = Service(None, None)
     service.jobs["arn"] = job
-    hurry = threading.Event()
-    hurry.set()
-    service.close(hurry)
+    immediately = threading.Event()
+    immediately.set()
+    service.close(immediately)
     assert capsys.readouterr().out == "left without a report, as it does not end: job\n"
     assert job.is_alive()
     service.settings = job.settings

@@ -260,13 +260,13 @@ def test_hosts_are_interrupted(site):
     arn = site.add(record)
     form = {"host": "algo-2", "gap": "1.5"}
     response = site.post(f"{access.PATH}interrupt", form, job=arn)
-    due = site.service.jobs[arn].wishes.messages.get_nowait()
+    due = site.service.jobs[arn].control.messages.get_nowait()
     assert (due.hosts, due.warned, due.gap, due.why) == (["algo-2"], False, 1.5, "by hand")
     assert response.status_code == 303
     assert response.headers["Location"].startswith("/?")
     assert "algo-2 of digits taken away, not warned" in site.get(job=arn).text
     site.post(f"{access.PATH}interrupt", {"warned": "on"}, job=arn)
-    due = site.service.jobs[arn].wishes.messages.get_nowait()
+    due = site.service.jobs[arn].control.messages.get_nowait()
     assert (due.hosts, due.warned, due.gap) == (["algo-1", "algo-2"], True, 0.0)
 
 
@@ -283,7 +283,7 @@ def test_hosts_are_interrupted(site):
 def test_a_wrong_order_of_an_interruption_is_reported(site, form, words):
     arn = site.add(running())
     site.post(f"{access.PATH}interrupt", form, job=arn)
-    assert site.service.jobs[arn].wishes.messages.empty()
+    assert site.service.jobs[arn].control.messages.empty()
     page = Page(site.get(job=arn).text)
     assert words.replace("&#x27;", "'") in page.text and not elements_of(page, "img")
 
@@ -291,7 +291,7 @@ def test_a_wrong_order_of_an_interruption_is_reported(site, form, words):
 def test_a_job_is_stopped(site):
     arn = site.add(running())
     assert site.post(f"{access.PATH}stop", {}, job=arn).status_code == 303
-    assert site.service.jobs[arn].wishes.stop
+    assert site.service.jobs[arn].control.stop
     assert "digits is asked to stop" in site.get(job=arn).text
 
 
@@ -448,11 +448,11 @@ def test_in_chromium(tmp_path):
         form = "document.querySelector('form[action*=interrupt]')"
         browser.load(lambda: browser.evaluate(f"{form}.requestSubmit()"))
         assert "taken away, warned" in browser.evaluate("document.body.textContent")
-        assert site.service.jobs[arn].wishes.messages.get_nowait().why == "by hand"
+        assert site.service.jobs[arn].control.messages.get_nowait().why == "by hand"
         assert browser.errors == []
         action = f"{address}{site.page.documents.address(f'{access.PATH}stop', job=arn)}"
         browser.open(f"data:text/html,<form method=post action='{quote(action, safe='')}'>")
         browser.load(lambda: browser.evaluate("document.forms[0].submit()"))
         assert "found a request of another web page" in browser.evaluate("document.body.innerText")
         with pytest.raises(queue.Empty):
-            site.service.jobs[arn].wishes.messages.get_nowait()
+            site.service.jobs[arn].control.messages.get_nowait()

@@ -44,7 +44,9 @@ def test_without_the_token_nothing_is_answered_or_done(site, path, token):
         response = site.get(path, token=token, job=arn)
     check_nothing_told(response)
     assert "the address that the rehearsal has printed" in response.text
-    assert site.service.jobs[arn].wishes.messages.empty() and not site.service.jobs[arn].wishes.stop
+    assert (
+        site.service.jobs[arn].control.messages.empty() and not site.service.jobs[arn].control.stop
+    )
 
 
 FOREIGN_HEADERS = {
@@ -76,7 +78,9 @@ def test_another_page_is_refused_even_with_the_token(site, case, path):
     else:
         response = site.get(path, headers=headers, job=arn)
     check_nothing_told(response)
-    assert site.service.jobs[arn].wishes.messages.empty() and not site.service.jobs[arn].wishes.stop
+    assert (
+        site.service.jobs[arn].control.messages.empty() and not site.service.jobs[arn].control.stop
+    )
 
 
 @pytest.mark.parametrize("path", ORDERS)
@@ -92,7 +96,7 @@ def test_an_order_says_where_it_comes_from(site, path):
             headers={"Origin": ORIGIN},
         )
         check_nothing_told(response, 404)
-    assert not site.service.jobs[arn].wishes.stop
+    assert not site.service.jobs[arn].control.stop
 
 
 def test_a_container_does_not_reach_the_page_by_the_bridge(site):

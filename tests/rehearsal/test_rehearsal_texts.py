@@ -25,7 +25,7 @@ from sagemaker_lightning.contract.atomic_files import json_text
 from sagemaker_rehearsal.api.service import Service
 from sagemaker_rehearsal.jobs import channels, checkpoint_sync, logs
 from sagemaker_rehearsal.jobs.channels import JobFailed
-from sagemaker_rehearsal.jobs.job import MAX_NOTE_CHARACTERS, Place
+from sagemaker_rehearsal.jobs.job import MAX_NOTE_CHARACTERS, JobContext
 from sagemaker_rehearsal.jobs.masking import Mask
 from sagemaker_rehearsal.jobs.record import MAX_PAIRS, point
 from sagemaker_rehearsal.report import page
@@ -118,7 +118,7 @@ def run_hostile_job(folder: Path, seed: int) -> None:
     other = rehearsed.job("other")
     host = rehearsed.container()
     store = Store(draw)
-    place = Place(HostileEngine(draw), lambda _: store, folder / "work", {}, report)
+    place = JobContext(HostileEngine(draw), lambda _: store, folder / "work", {}, report)
     service = Service(other.settings, lambda *_: place)
     service.jobs["other"] = other
     request = hostile_request(draw)

@@ -71,7 +71,7 @@ class Jobs:
             record=record,
             metrics=SimpleNamespace(found={}),
             place=SimpleNamespace(variables={"TRAINING_JOB_ARN": f"arn/{record.name}"}),
-            wishes=SimpleNamespace(ask_to_stop=lambda: record.finish(Status.STOPPED)),
+            control=SimpleNamespace(ask_to_stop=lambda: record.finish(Status.STOPPED)),
         )
         self.made.append(job)
         running = sum(each.record.status == Status.IN_PROGRESS for each in self.made)

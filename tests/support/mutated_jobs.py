@@ -503,7 +503,7 @@ def run(folder: Path, hyperparameters: dict[str, object]) -> None:
     import torch
 
     from sagemaker_lightning.contract import hyperparameters as encoded
-    from sagemaker_lightning.contract.environment import failure_file, place
+    from sagemaker_lightning.contract.environment import failure_file, host_and_rank
     from sagemaker_lightning.contract.failures import reported
 
     from app import train
@@ -530,7 +530,7 @@ def run(folder: Path, hyperparameters: dict[str, object]) -> None:
             },
         }
     )
-    with reported(failure_file(), place()):
+    with reported(failure_file(), host_and_rank()):
         args = encoded.flags(hyperparameters)
     train.main(args)
 

@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response
 
 from sagemaker_rehearsal.api.gate import Closed
 from sagemaker_rehearsal.api.service import Service, arn_of
-from sagemaker_rehearsal.jobs.job import Wishes
+from sagemaker_rehearsal.jobs.job import Control
 from sagemaker_rehearsal.jobs.logs import Logs
 from sagemaker_rehearsal.jobs.record import Checkpoint, Record, Transition
 from sagemaker_rehearsal.web import access
@@ -89,7 +89,7 @@ class Site:
             record=record,
             hosts=[SimpleNamespace(name=name) for name in sorted(names) or ["algo-1"]],
             logs=logs,
-            wishes=Wishes(),
+            control=Control(),
             place=SimpleNamespace(clients=lambda _: self.store),
         )
         for line in log:

@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.jobs import checkpoint_sync
-from sagemaker_rehearsal.jobs.job import Job, Place
+from sagemaker_rehearsal.jobs.job import Job, JobContext
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record
 
@@ -140,7 +140,7 @@ class Rehearsed:
             allow=[],
             **self.settings,
         )
-        job_place = Place(
+        job_place = JobContext(
             self.engine,
             lambda _: self.client,
             self.folder / "work",

@@ -6,7 +6,7 @@ import torch
 from interruptible import Noisy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from sagemaker_lightning.data.deterministic import exact
+from sagemaker_lightning.data.deterministic import make_resumable
 
 
 def as_lists(loader: DataLoader, limit: int | None = None) -> list[list]:
@@ -18,9 +18,9 @@ def as_lists(loader: DataLoader, limit: int | None = None) -> list[list]:
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
     """Return the batches of an exact copy of `loader`, as lists."""
-    loader_made, reason = exact(loader, 7, "train", **ranks)
+    loader_made, reason = make_resumable(loader, 7, "train", **ranks)
     assert loader_made is loader and reason == "" and len(loader_made) >= 1
-    loader_made.exactly.begin(epoch, 0, start)
+    loader_made.batch_plan.begin(epoch, 0, start)
     return as_lists(loader_made)
 
 

@@ -59,9 +59,7 @@ LOADERS = {
         lambda: ParallelStreamingDataset(two(), transform=lambda pair: pair[0] + pair[1])
     ),
     "ParallelStreamingDataset, length": loader(
-        lambda: ParallelStreamingDataset(
-            two(), length=28, transform=lambda pair: pair[0] + pair[1]
-        )
+        lambda: ParallelStreamingDataset(two(), length=28, transform=lambda pair: pair[0] + pair[1])
     ),
 }
 

@@ -22,7 +22,7 @@ from sagemaker_lightning.callbacks.gradient_weighting import share_of_batch, wei
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency, refuse_contradictions
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.data.deterministic import exact
+from sagemaker_lightning.data.deterministic import make_resumable
 
 from app.in_memory import ResidentLoader
 from app.train import APPLICATION
@@ -398,7 +398,7 @@ class DividedLoader:
 
     def __init__(self, *sizes: int, batch_size: int | None = None) -> None:
         self.batch_size = batch_size
-        self.exactly = SimpleNamespace(
+        self.batch_plan = SimpleNamespace(
             sizes=lambda epoch, batch: list(sizes) if (epoch, batch) == (2, 5) else [0]
         )
 
@@ -514,13 +514,13 @@ def test_the_line_on_what_all_ranks_do(loader, module, says, capsys):
 def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first, warns):
     division = SimpleNamespace(batch_size=3, ranks=2, size=size)
     for parts in ({"epoch_plan": SimpleNamespace(division=division)}, {"division": division}):
-        loader = SimpleNamespace(exactly=SimpleNamespace(**parts))
+        loader = SimpleNamespace(batch_plan=SimpleNamespace(**parts))
         RankConsistency(SageMakerEnvironment(), {}).on_train_start(
             rank_of(1, [], loader, is_global_zero=first), None
         )
         says = f"warning: a batch size of 3 on 2 rank(s) is more than the {size} samples there are"
         assert capsys.readouterr().out.count(says) == warns
-    endless = SimpleNamespace(exactly=SimpleNamespace(epoch_plan=None))
+    endless = SimpleNamespace(batch_plan=SimpleNamespace(epoch_plan=None))
     RankConsistency(SageMakerEnvironment(), {}).on_train_start(rank_of(1, [], endless), None)
     assert not capsys.readouterr().out
 
@@ -539,7 +539,9 @@ def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first
 def test_samples_that_hosts_and_then_ranks_divide_are_reported(
     capsys, hosts, channels, rank, world, warns
 ):
-    loader, _ = exact(torch.utils.data.DataLoader(range(12), 2), 1, rank=0, world_size=world)
+    loader, _ = make_resumable(
+        torch.utils.data.DataLoader(range(12), 2), 1, rank=0, world_size=world
+    )
     environment = SageMakerEnvironment(
         hosts=tuple("abc"[:hosts]), current_host="a", sharded_channels=frozenset(channels)
     )

@@ -10,7 +10,7 @@ import pytorch_lightning
 from containers import ROOT
 
 from sagemaker_lightning.compat import namespaces, versions
-from sagemaker_lightning.contract.environment import failure_file, place
+from sagemaker_lightning.contract.environment import failure_file, host_and_rank
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 
@@ -90,4 +90,4 @@ def test_what_is_wrong_with_an_installation_is_reported_as_a_failure(
     monkeypatch.setattr(namespaces, name, returns)
     with pytest.raises(UserError, match=says):
         versions.check()
-    assert reported == [(failure_file(), place())]
+    assert reported == [(failure_file(), host_and_rank())]

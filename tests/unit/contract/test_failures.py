@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.contract import failures
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, host_and_rank
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.failures import (
     LAST_LINE,
@@ -572,7 +572,7 @@ def test_a_reason_that_is_better_replaces_what_is_there(tmp_path):
 def test_host_and_rank_are_named(tmp_path, capsys):
     with (
         pytest.raises(SystemExit),
-        reported(tmp_path / "failure", place({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})),
+        reported(tmp_path / "failure", host_and_rank({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})),
     ):
         raise RuntimeError("no luck")
     lines = (tmp_path / "failure").read_text().splitlines()
@@ -596,9 +596,9 @@ def test_what_is_no_exception_of_pythons_own_is_reported_too(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("error: Missing: no key\n")
 
 
-def test_place_without_a_rank():
-    assert place({}) == "host localhost, local rank 0"
-    assert place({"LOCAL_RANK": "1"}) == "host localhost, local rank 1"
+def test_host_and_rank_without_a_rank():
+    assert host_and_rank({}) == "host localhost, local rank 0"
+    assert host_and_rank({"LOCAL_RANK": "1"}) == "host localhost, local rank 1"
 
 
 def test_a_job_that_is_known_names_its_host(tmp_path, monkeypatch):

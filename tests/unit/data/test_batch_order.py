@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.deterministic import divided, exact, make_deterministic
+from sagemaker_lightning.data.deterministic import divided, make_deterministic, make_resumable
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_an_order_without_an_end_has_no_length():
         def __iter__(self):
             return itertools.cycle((0, 1))
 
-    loader, why = exact(DataLoader(torch.arange(2), sampler=Endless()), 1)
+    loader, why = make_resumable(DataLoader(torch.arange(2), sampler=Endless()), 1)
     assert not why
     with pytest.raises(TypeError, match="^Endless has no length$"):
         len(loader)
@@ -41,7 +41,7 @@ def test_ranks_take_each_sample_once():
     assert [
         sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)
     ] == one_process
-    loader = divided(exact(noisy(), 7, "train", rank=1, world_size=3)[0])
+    loader = divided(make_resumable(noisy(), 7, "train", rank=1, world_size=3)[0])
     assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
 
 
@@ -131,8 +131,8 @@ UNENDING = {
 @pytest.mark.parametrize("kind", UNENDING)
 def test_a_sampler_without_a_length(kind: str):
     def drawn(limit: int, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
-        loader, reason = exact(UNENDING[kind](), 7, **ranks)
-        assert not reason and loader.exactly.sizes(epoch, start) == [1] * len(ranks or "1")
+        loader, reason = make_resumable(UNENDING[kind](), 7, **ranks)
+        assert not reason and loader.batch_plan.sizes(epoch, start) == [1] * len(ranks or "1")
         with pytest.raises(TypeError, match="Unending.* has no length"):
             len(loader)
         loader.begin_epoch(epoch, start)
@@ -158,7 +158,7 @@ def test_a_sampler_without_a_length_ends_with_its_last_whole_batch():
         def __iter__(self):
             yield from range(10)
 
-    loader, _ = exact(DataLoader(TensorDataset(torch.arange(10)), 4, sampler=OfTen()), 7)
+    loader, _ = make_resumable(DataLoader(TensorDataset(torch.arange(10)), 4, sampler=OfTen()), 7)
     assert as_lists(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
 
 
@@ -176,10 +176,10 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
     assert len(all_batches) == 9 and batches(make(), start=5) == all_batches[5:]
     ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
     assert ranks == [all_batches[0:8:2], all_batches[1:8:2]]
-    assert exact(make(), 7, rank=1, world_size=2)[0].exactly.sizes(0, 3) == [1, 1]
+    assert make_resumable(make(), 7, rank=1, world_size=2)[0].batch_plan.sizes(0, 3) == [1, 1]
     few = "the training data: 9 batches for 10 ranks and a batch size of 1; expected at"
     with pytest.raises(UserError, match=few):
-        exact(make(), 7, rank=0, world_size=10)
+        make_resumable(make(), 7, rank=0, world_size=10)
 
 
 class OfEpoch(Sampler):
@@ -222,38 +222,38 @@ def test_no_epoch_is_set_on_a_sampler_of_batches():
 def test_too_few_samples_for_all_ranks_are_an_error():
     few = "the training data: 3 samples for 4 ranks and a batch size of 5; expected at"
     with pytest.raises(UserError, match=few):
-        exact(DataLoader(range(3), 5), 7, rank=3, world_size=4)
-    loader, _ = exact(DataLoader(range(4), 5), 7, rank=3, world_size=4)
+        make_resumable(DataLoader(range(3), 5), 7, rank=3, world_size=4)
+    loader, _ = make_resumable(DataLoader(range(4), 5), 7, rank=3, world_size=4)
     assert len(loader) == 1
 
 
 def test_an_epoch_continues_with_another_number_of_ranks():
     order = sum((batch[2] for batch in batches(noisy(), epoch=1)), [])
-    before, _ = exact(noisy(), 7, "train", rank=1, world_size=2)
-    reached = before.exactly.epoch_plan.reached(1, 3)
-    loaders = [exact(noisy(), 7, "train", rank=rank, world_size=3)[0] for rank in range(3)]
+    before, _ = make_resumable(noisy(), 7, "train", rank=1, world_size=2)
+    reached = before.batch_plan.epoch_plan.reached(1, 3)
+    loaders = [make_resumable(noisy(), 7, "train", rank=rank, world_size=3)[0] for rank in range(3)]
     seen = []
     for loader in loaders:
-        loader.exactly.epoch_plan.continue_from(1, reached)
-        start = loader.exactly.epoch_plan.of_epoch(1)[1]
+        loader.batch_plan.epoch_plan.continue_from(1, reached)
+        start = loader.batch_plan.epoch_plan.of_epoch(1)[1]
         loader.begin_epoch(1, start)
         seen.append([batch[2] for batch in as_lists(loader)])
     together = [sum(parts, []) for parts in zip(*seen, strict=True)]
     assert reached == 24 and together == [order[24:36], order[36:]]
-    assert [loaders[0].exactly.sizes(1, start + batch) for batch in range(2)] == [
+    assert [loaders[0].batch_plan.sizes(1, start + batch) for batch in range(2)] == [
         [4, 4, 4],
         [3, 2, 2],
     ]
-    epoch_plan = loaders[0].exactly.epoch_plan
+    epoch_plan = loaders[0].batch_plan.epoch_plan
     assert [epoch_plan.reached(1, start + batch) for batch in range(3)] == [24, 36, 43]
     assert epoch_plan.of_epoch(2) == (epoch_plan.division, 0) and epoch_plan.reached(2, 1) == 12
 
 
 def test_ranks_know_whether_they_share_an_order():
     def drawn(rank: int, epoch: int = 0, world_size: int = 2) -> int:
-        loader, _ = exact(noisy(), 7, rank=rank, world_size=world_size)
+        loader, _ = make_resumable(noisy(), 7, rank=rank, world_size=world_size)
         loader.begin_epoch(epoch)
-        return loader.exactly.drawn
+        return loader.batch_plan.drawn
 
     assert drawn(0) == drawn(1) != drawn(0, epoch=1)
     assert drawn(0, world_size=1) == 0  # there is nobody to compare with
@@ -279,7 +279,7 @@ def test_a_sampler_that_has_got_longer_is_drawn_to_its_end_once_the_loaders_are_
         def __iter__(self):
             yield from range(self.size)
 
-    loader, _ = exact(DataLoader(range(9), sampler=Growing()), 7, "train")
+    loader, _ = make_resumable(DataLoader(range(9), sampler=Growing()), 7, "train")
     assert len(loader) == 2
     loader.sampler.size = 4
-    assert len(exact(loader, 7, "train")[0]) == 4
+    assert len(make_resumable(loader, 7, "train")[0]) == 4

@@ -35,12 +35,12 @@ from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.torch_data import fetcher_function
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import (
-    Exact,
+    ReproducibleLoader,
     data_of,
     divided,
-    exact,
     keeps_workers,
     make_deterministic,
+    make_resumable,
     order_of,
     plan,
     position,
@@ -69,8 +69,8 @@ def test_chance_is_a_function_of_seed_epoch_and_position():
     assert not torch.isclose(
         *fixed
     ).any()  # the same samples in the same places, each with other noise
-    assert divided(exact(noisy(), 8, "train")[0])._order(0, 0) != divided(
-        exact(noisy(), 7, "train")[0]
+    assert divided(make_resumable(noisy(), 8, "train")[0])._order(0, 0) != divided(
+        make_resumable(noisy(), 7, "train")[0]
     )._order(0, 0)
     assert len(batches(noisy(drop_last=True))) == 10
     assert [batch[2] for batch in batches(noisy(shuffle=False))] == [
@@ -82,10 +82,10 @@ def test_the_generators_of_the_process_are_left_alone():
     seed_all("x")
     expected = torch.rand(1)
     seed_all("x")
-    divided(exact(noisy(), 7, "train")[0])._order(0, 0)
+    divided(make_resumable(noisy(), 7, "train")[0])._order(0, 0)
     assert torch.equal(torch.rand(1), expected)
     seed_all("x")
-    next(iter(divided(exact(DataLoader(range(43), sampler=Unending()), 7)[0])))
+    next(iter(divided(make_resumable(DataLoader(range(43), sampler=Unending()), 7)[0])))
     assert torch.equal(torch.rand(1), expected)
     function = fetcher_function()
     batches(noisy())
@@ -93,22 +93,22 @@ def test_the_generators_of_the_process_are_left_alone():
 
 
 def test_an_iteration_begins_at_its_position_and_the_next_at_the_first_batch():
-    loader, _ = exact(noisy(), 7, "train")
+    loader, _ = make_resumable(noisy(), 7, "train")
     assert as_lists(loader) == batches(noisy(), epoch=0)
     loader.begin_epoch(0)
     assert as_lists(loader) == batches(noisy(), epoch=0)
     loader.begin_epoch(1, 4)
     assert as_lists(loader) == batches(noisy(), epoch=1)[4:]
     assert as_lists(loader) == batches(noisy(), epoch=1)
-    loader.exactly.begin(1, 1, 4)
-    loader.exactly.rewind(2)
+    loader.batch_plan.begin(1, 1, 4)
+    loader.batch_plan.rewind(2)
     assert as_lists(loader) == batches(noisy(), epoch=2)
 
 
 def test_a_second_iteration_within_an_epoch_has_an_order_and_chance_of_its_own():
     def drawn(turn: int, **options) -> list[list]:
-        loader, _ = exact(noisy(**options), 7)
-        loader.exactly.begin(3, turn, 0)
+        loader, _ = make_resumable(noisy(**options), 7)
+        loader.batch_plan.begin(3, turn, 0)
         return as_lists(loader)
 
     assert drawn(1) == drawn(1)
@@ -138,41 +138,50 @@ def test_what_has_no_positions_is_said():
             return super().__iter__()
 
     loader = DataLoader(Stream())
-    assert exact(loader, 7) == (loader, "an IterableDataset has no positions")
+    assert make_resumable(loader, 7) == (loader, "an IterableDataset has no positions")
     own_dataset = Mine(TensorDataset(torch.arange(3)))
-    assert exact(own_dataset, 7) == (
+    assert make_resumable(own_dataset, 7) == (
         own_dataset,
         "Mine goes through its samples in a way of its own",
     )
-    assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
+    assert make_resumable([1, 2], 7) == (
+        [1, 2],
+        "list goes through its samples in a way of its own",
+    )
     with pytest.raises(UserError, match="a Mine cannot be shared out among 2 ranks"):
-        exact(Mine(TensorDataset(torch.arange(3))), 7, rank=0, world_size=2)
+        make_resumable(Mine(TensorDataset(torch.arange(3))), 7, rank=0, world_size=2)
     data = TensorDataset(torch.arange(3))
     shared = Mine(data, sampler=DistributedSampler(data, 2, 0))
     ranks = {"rank": 0, "world_size": 2}
-    assert exact(shared, 7, **ranks)[1] == "Mine goes through its samples in a way of its own"
-    assert exact(DataLoader(Stream()), 7, **ranks)[1] == "an IterableDataset has no positions"
-    assert exact(Mine(Stream()), 7)[1] == "Mine goes through its samples in a way of its own"
+    assert (
+        make_resumable(shared, 7, **ranks)[1] == "Mine goes through its samples in a way of its own"
+    )
+    assert (
+        make_resumable(DataLoader(Stream()), 7, **ranks)[1] == "an IterableDataset has no positions"
+    )
+    assert (
+        make_resumable(Mine(Stream()), 7)[1] == "Mine goes through its samples in a way of its own"
+    )
 
 
 def test_a_loader_may_be_used_twice():
     stream = DataLoader(Ten())
-    exact(stream, 7)
+    make_resumable(stream, 7)
     changed = type(stream)
-    assert exact(stream, 7) == (stream, "") and type(stream) is changed
-    loader, _ = exact(noisy(), 7, "train")
+    assert make_resumable(stream, 7) == (stream, "") and type(stream) is changed
+    loader, _ = make_resumable(noisy(), 7, "train")
     loader.begin_epoch(1, 3)
-    assert exact(loader, 7, "val") == (loader, "")
+    assert make_resumable(loader, 7, "val") == (loader, "")
     assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training continues where it is
 
 
 def test_a_loader_that_a_checkpoint_has_made_again_by_its_class_is_made_exact():
     """One that a user's attribute holds has of ours what its class says, and nothing more."""
-    loader = exact(DataLoader(list(range(8)), 4), 1)[0]
+    loader = make_resumable(DataLoader(list(range(8)), 4), 1)[0]
     again = DataLoader.__new__(type(loader))
     ours = object_graph.LOADER_ATTRIBUTES
     vars(again).update({name: each for name, each in vars(loader).items() if name not in ours})
-    assert exact(again, 1) == (again, "")
+    assert make_resumable(again, 1) == (again, "")
     assert list(map(str, again)) == list(map(str, loader))
 
 
@@ -185,7 +194,7 @@ def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
             pass
 
     loader = Own()
-    assert exact(loader, 7) == (loader, "") and divided(loader) is loader
+    assert make_resumable(loader, 7) == (loader, "") and divided(loader) is loader
     assert not keeps_workers(loader)
     says = "^make_deterministic: Own has an order of its own; expected a torch.utils.data"
     with pytest.raises(UserError, match=says):
@@ -216,8 +225,8 @@ def test_a_loader_without_batches_is_exact():
     )
 
     def drawn(start: int, workers: int) -> list:
-        loader_made, reason = exact(make(workers), 7)
-        loader_made.exactly.begin(1, 0, start)
+        loader_made, reason = make_resumable(make(workers), 7)
+        loader_made.batch_plan.begin(1, 0, start)
         assert not reason
         return [sample.tolist() for sample in loader_made]
 
@@ -233,7 +242,7 @@ def test_a_loader_may_have_indices_of_its_own():
             self.indices = indices
             super().__init__(Subset(range(40), indices), **options)
 
-    loader, reason = exact(Part(list(range(5, 15)), batch_size=5, shuffle=True), 1)
+    loader, reason = make_resumable(Part(list(range(5, 15)), batch_size=5, shuffle=True), 1)
     assert not reason and sorted(torch.cat(list(loader)).tolist()) == loader.indices
 
 
@@ -244,7 +253,7 @@ def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
         def predict_step(self, batch, batch_idx):
             return batch * 2
 
-    loader, _ = exact(DataLoader(torch.arange(10.0), 4), 1)
+    loader, _ = make_resumable(DataLoader(torch.arange(10.0), 4), 1)
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False
     )
@@ -260,7 +269,7 @@ def test_a_loader_is_given_back_as_it_was():
     children_before = set(active_children())
     loader = noisy(num_workers=1, persistent_workers=True)
     attributes = dict(vars(loader))
-    exact(loader, 7)
+    make_resumable(loader, 7)
     list(loader)
     assert len(set(active_children()) - children_before) == 1
     restore_loader(loader)
@@ -278,7 +287,7 @@ def test_batches_of_workers_come_in_order():
                 time.sleep(0.05)
             return index
 
-    loader, _ = exact(DataLoader(Slow(), 2, num_workers=2), 7)
+    loader, _ = make_resumable(DataLoader(Slow(), 2, num_workers=2), 7)
     loader.in_order = False
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert loader.in_order is False and loader.worker_init_fn is None
@@ -308,10 +317,10 @@ def test_a_position_is_a_number_of_batches_of_an_epoch():
 
 def test_what_training_has_reached_is_a_number_of_samples():
     """It is not known if the loader has no positions, or if the nodes have different data."""
-    loader, _ = exact(noisy(), 7)
+    loader, _ = make_resumable(noisy(), 7)
     assert reached(training(loader, 0)) == 0 and reached(training(loader, 3)) == 12
     assert reached(training([1, 2], 3)) is None
-    loader.exactly.epoch_plan = None
+    loader.batch_plan.epoch_plan = None
     assert reached(training(loader, 3)) is None
 
 
@@ -345,7 +354,7 @@ def test_what_a_loader_saves_itself_is_not_saved_beside():
     (added,) = data_of(OfLibrary(dataset), stateful=True).values()
     assert object_graph.attributes(added) == {"reads": 5}
     assert data_of(range(3), stateful=False) == {}
-    loader, _ = exact(noisy(), 7)
+    loader, _ = make_resumable(noisy(), 7)
     assert set(data_of(loader, stateful=False)) == {"dataset", "collate_fn"}
 
 
@@ -354,7 +363,7 @@ def test_a_loader_stays_what_it_is():
     sampler = loader.sampler
     batch_sampler = loader.batch_sampler
     data = loader.dataset
-    loader_made, _ = exact(loader, 7)
+    loader_made, _ = make_resumable(loader, 7)
     assert (
         loader_made is loader
         and isinstance(loader_made, DataLoader)
@@ -385,11 +394,11 @@ class CollatesItself(DataLoader):
 
 
 def test_what_a_loader_has_of_ours_is_no_state_of_the_users():
-    loader, _ = exact(CollatesItself(list(torch.zeros(4, 1))), 7, "train")
+    loader, _ = make_resumable(CollatesItself(list(torch.zeros(4, 1))), 7, "train")
     paths = {path for path, _ in object_graph.walk({"collate_fn": loader.collate_fn})}
     assert "collate_fn.self" in paths and "collate_fn.self.dataset" in paths
-    assert not [path for path in paths if re.search("planned|exactly", path)]
-    assert set(object_graph.LOADER_ATTRIBUTES) == set(Exact.__annotations__)
+    assert not [path for path in paths if re.search("planned|batch_plan", path)]
+    assert set(object_graph.LOADER_ATTRIBUTES) == set(ReproducibleLoader.__annotations__)
 
 
 def test_a_generator_that_was_not_there_before_is_found():
@@ -459,7 +468,11 @@ def test_loaders_are_exact_from_setup_to_the_end(end: str):
         stage: prepare(DataLoader(range(8)), shuffle=False, mode=stage)
         for stage in (RunningStage.TRAINING, RunningStage.VALIDATING, RunningStage.PREDICTING)
     }
-    assert [isinstance(loader, Exact) for loader in loaders.values()] == [True, True, False]
+    assert [isinstance(loader, ReproducibleLoader) for loader in loaders.values()] == [
+        True,
+        True,
+        False,
+    ]
     assert prepare([1, 2], shuffle=False, mode=RunningStage.TRAINING) == [1, 2]
     if end == "teardown":
         seeding.teardown(trainer, None, "fit")
@@ -528,7 +541,7 @@ def test_ranks_whose_samplers_have_generators_of_their_own_draw_apart(of_rank):
         trainer = SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy)
         loader = DataLoader(noisy().dataset, 4, sampler=OfRank(rank if of_rank else 0))
         exact_loader = Seeding(7)._exact(trainer, loader, RunningStage.TRAINING, share=False)
-        return [keys for keys in exact_loader.exactly]
+        return [keys for keys in exact_loader.batch_plan]
 
     first, second = drawn(0), drawn(1)
     assert (first != second) is of_rank  # the order, of which each takes its part if it is one

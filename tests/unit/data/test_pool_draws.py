@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.data import pool_draws
-from sagemaker_lightning.data.deterministic import exact, make_deterministic
+from sagemaker_lightning.data.deterministic import make_deterministic, make_resumable
 from sagemaker_lightning.data.loaders.kinds import resumable
 from sagemaker_lightning.data.pool_draws import METHODS, PoolDraws
 
@@ -129,7 +129,7 @@ def test_a_dataset_that_draws_in_a_pool_is_named_once(capsys, draw):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("draw", [DRAWS["random"], read])
 def test_a_stream_that_draws_in_a_pool_is_named_once(capfd, draw, workers):
-    loader, _ = exact(DataLoader(Streamed(draw), 4, num_workers=workers), 1)
+    loader, _ = make_resumable(DataLoader(Streamed(draw), 4, num_workers=workers), 1)
     for _ in range(2):
         list(loader)
     assert capfd.readouterr().out.count(f"Streamed {SAID}") == (draw is not read)

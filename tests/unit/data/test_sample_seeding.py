@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.compat.torch_data import fetcher_function, replace_fetcher_function
 from sagemaker_lightning.data import sample_seeding, seeded_indices
-from sagemaker_lightning.data.deterministic import exact, make_deterministic
+from sagemaker_lightning.data.deterministic import make_deterministic, make_resumable
 from sagemaker_lightning.data.sample_seeding import (
     Fetchers,
     Plan,
@@ -192,7 +192,7 @@ def test_what_changes_in_a_worker_is_reported_once_by_the_first_rank(
     capfd, monkeypatch, rank, told
 ):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
-    list(exact(DataLoader(Growing(), 2, num_workers=1), 7)[0])
+    list(make_resumable(DataLoader(Growing(), 2, num_workers=1), 7)[0])
     says = "Growing.seen changes in the data workers, where no checkpoint saves it"
     assert capfd.readouterr().out.count(says) == told
 
@@ -257,7 +257,7 @@ class Searching(Dataset):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_item_that_ends_the_epoch_is_named(capfd, workers):
     """torch takes its StopIteration for the end of the data."""
-    loader = exact(DataLoader(Searching(), num_workers=workers), 7)[0]
+    loader = make_resumable(DataLoader(Searching(), num_workers=workers), 7)[0]
     assert len([*loader]) == 3
     assert (
         "warning: Searching, or what it calls for an item, raised StopIter" in capfd.readouterr()[0]
@@ -420,7 +420,7 @@ def test_a_loader_with_a_state_may_ask_for_single_samples_and_for_none():
             self.seen = state["seen"]
 
     def drawn(**options) -> list:
-        return list(exact(StatefulDataLoader(Remembering(), **options), 7)[0])
+        return list(make_resumable(StatefulDataLoader(Remembering(), **options), 7)[0])
 
     assert drawn(batch_size=None) == list(range(12))
     assert drawn(batch_sampler=[[2, 3], [], [1]], collate_fn=list) == [[2, 3], [], [1]]

@@ -167,7 +167,7 @@ def collate(samples):
 
 def exactly(loader: DataLoader, sampler: Sampler | None = None) -> DataLoader:
     """Return a loader whose order something of ours makes, by a sampler."""
-    loader.exactly = Ordered(sampler=sampler)
+    loader.batch_plan = Ordered(sampler=sampler)
     return loader
 
 

@@ -137,7 +137,7 @@ def test_a_run_that_is_stopped_twice_ends_with_the_same_weights(tmp_path, capfd,
     assert output.err.splitlines()[-2:] == [
         "stopping at the end of this batch; Ctrl-C again stops at once",
         f"interrupted, resume from step 3: SIGINT; {tmp_path / 'step-000000003.ckpt'} is complete "
-        f"[{reporting.place()}]",
+        f"[{reporting.host_and_rank()}]",
     ]
     again.fit(model := Line())
     assert equal(model, alone)

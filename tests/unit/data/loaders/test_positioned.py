@@ -19,13 +19,15 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import PlacedOrder, PlacedSampler
-from sagemaker_lightning.data.deterministic import exact
+from sagemaker_lightning.data.deterministic import make_resumable
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
 
 def test_a_stateful_loader_of_plain_samples_has_positions():
     def drawn(start: int) -> list[str]:
-        loader, reason = exact(streams.StatefulDataLoader(streams.Points(), 4, shuffle=True), 7)
+        loader, reason = make_resumable(
+            streams.StatefulDataLoader(streams.Points(), 4, shuffle=True), 7
+        )
         assert not reason
         loader.begin_epoch(1, start)
         return list(map(str, loader))
@@ -131,7 +133,7 @@ def test_a_sampler_draws_the_same_as_asked_and_at_once():
         parts = []
         for rank in range(ranks):
             loader = DataLoader(range(10), 4 // ranks, sampler=Gradual())
-            loader = exact(loader, 7, rank=rank, world_size=ranks)[0]
+            loader = make_resumable(loader, 7, rank=rank, world_size=ranks)[0]
             loader.begin_epoch(1)
             parts.append([batch.tolist() for batch in loader])
         return [index for batches in zip(*parts, strict=True) for part in batches for index in part]
@@ -155,12 +157,12 @@ def test_a_sampler_comes_to_its_end_with_the_last_batch(drop_last):
 
 
 def test_a_sampler_leaves_the_generators_of_the_process_alone():
-    loader = exact(DataLoader(range(10), 4, sampler=Gradual()), 7)[0]
+    loader = make_resumable(DataLoader(range(10), 4, sampler=Gradual()), 7)[0]
     loader.begin_epoch(0)
     seed_all("a step")
     expected = random.random(), np.random.rand(), torch.rand(1).item(), unseeded.bits(64)
     seed_all("a step")
-    indices = iter(loader.exactly)
+    indices = iter(loader.batch_plan)
     next(indices)
     next(indices)
     drawn = random.random(), np.random.rand(), torch.rand(1).item(), unseeded.bits(64)
@@ -226,12 +228,14 @@ def test_an_order_by_set_epoch_is_compared_with_that_of_the_interrupted_run():
 def test_an_order_that_is_reported_is_shared_by_ranks():
     parts = []
     for rank in range(2):
-        loader = exact(DataLoader(range(5), batch_sampler=InPlace()), 7, rank=rank, world_size=2)[0]
+        loader = make_resumable(
+            DataLoader(range(5), batch_sampler=InPlace()), 7, rank=rank, world_size=2
+        )[0]
         loader.begin_epoch(1)
         parts.append([batch.item() for batch in loader])
-    loader = exact(DataLoader(range(5), batch_sampler=InPlace()), 7)[0]
+    loader = make_resumable(DataLoader(range(5), batch_sampler=InPlace()), 7)[0]
     loader.begin_epoch(1)
-    order = loader.exactly.begun
+    order = loader.batch_plan.begun
     assert [batch.item() for batch in loader] == [order[batch][0] for batch in range(5)]
     assert order.reached == [0, 1, 2, 3, 4]
     assert parts == [[order[0][0], order[2][0]], [order[1][0], order[3][0]]]

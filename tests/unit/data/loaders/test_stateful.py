@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import IterableDataset
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.deterministic import exact, plan
+from sagemaker_lightning.data.deterministic import make_resumable, plan
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.state.graph import values
 
@@ -77,7 +77,7 @@ class Unseeded(IterableDataset):
 def test_a_loader_with_a_state_draws_by_the_number_of_its_iteration(dataset):
     def loader():
         torch.rand(1)
-        return exact(streams.StatefulDataLoader(dataset, 4), 7)[0]
+        return make_resumable(streams.StatefulDataLoader(dataset, 4), 7)[0]
 
     first = loader()
     iterations = [str(list(first)) for _ in range(3)]
@@ -89,7 +89,9 @@ def test_a_loader_with_a_state_draws_by_the_number_of_its_iteration(dataset):
 
 def test_each_sample_of_a_loader_with_a_state_has_a_seed_of_its_own():
     def noise(batch_size: int) -> list[float]:
-        loader, reason = exact(streams.StatefulDataLoader(streams.Remembered(), batch_size), 7)
+        loader, reason = make_resumable(
+            streams.StatefulDataLoader(streams.Remembered(), batch_size), 7
+        )
         assert reason
         return torch.cat([inputs for inputs, _ in loader]).tolist()
 

@@ -23,7 +23,7 @@ class Plan:
 
 
 def loads(plan) -> SimpleNamespace:
-    return SimpleNamespace(exactly=SimpleNamespace(epoch_plan=plan))
+    return SimpleNamespace(batch_plan=SimpleNamespace(epoch_plan=plan))
 
 
 def test_the_rest_of_an_epoch_is_shared_out_anew():
