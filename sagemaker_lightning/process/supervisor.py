@@ -335,20 +335,25 @@ class Supervisor:
         `tee`, gets it once that has ended.
         """
         hearing = []
-        if is_deaf := self.is_deaf:
-            # psutil.process_iter() keeps processes from call to call: one whose PID another process
-            # has now would get no signal.
-            for pid in psutil.pids():
-                with suppress(psutil.Error, ProcessLookupError):
-                    process = psutil.Process(pid)
-                    if os.getpgid(process.pid) == group and not is_deaf(process.cmdline()):
-                        hearing.append(process)
-        if not hearing:
-            with suppress(ProcessLookupError):
-                os.killpg(group, number)
+        has_deaf = False
+        # psutil.process_iter() keeps processes from call to call: one whose PID another process has
+        # now would get no signal.
+        for pid in psutil.pids():
+            with suppress(psutil.Error, ProcessLookupError):
+                process = psutil.Process(pid)
+                if os.getpgid(process.pid) != group:
+                    continue
+                if self.is_deaf and self.is_deaf(process.cmdline()):
+                    has_deaf = True
+                else:
+                    hearing.append(process)
         catching = [process for process in hearing if catches(process.pid, number)]
         later = _readers(catching, [each for each in hearing if each not in catching])
-        _send([process for process in hearing if process not in later], number)
+        if hearing and (has_deaf or later):
+            _send([process for process in hearing if process not in later], number)
+        else:  # at once, also to what is started meanwhile
+            with suppress(ProcessLookupError):
+                os.killpg(group, number)
         if later:
             args = later, number, catching
             threading.Thread(target=_send_later, args=args, daemon=True).start()

@@ -485,17 +485,19 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("command", "status"),
+    ("command", "status", "is_deaf"),
     [
-        ("set -o pipefail; {python} program.py | tee log", 3),
-        ("{python} program.py > >(tee log) 2>&1", 3),
-        ("sleep 600 & {python} program.py; exit 5", 5),
-        ("set -o pipefail; {python} program.py | cat | grep -c step", 3),
+        ("set -o pipefail; {python} program.py | tee log", 3, True),
+        ("{python} program.py > >(tee log) 2>&1", 3, True),
+        ("sleep 600 & {python} program.py; exit 5", 5, True),
+        ("set -o pipefail; {python} program.py | cat | grep -c step", 3, True),
+        ("{python} program.py | tee log", -signal.SIGTERM, False),
     ],
 )
-def test_what_reads_a_programs_output_does_not_die_before_it(tmp_path, command, status):
+def test_what_reads_a_programs_output_does_not_die_before_it(tmp_path, command, status, is_deaf):
+    """Whether the shell that starts it hears the signal, or dies of it, as a script's does."""
     (tmp_path / "program.py").write_text(PIPED)
-    supervisor = Supervisor(is_deaf=lambda words: "the-driver" in words)
+    supervisor = Supervisor(is_deaf=(lambda words: "the-driver" in words) if is_deaf else None)
 
     script = command.format(python=sys.executable)
     with supervisor:
