@@ -26,8 +26,10 @@ from sagemaker_lightning.contract.atomic_files import (
     remove_leftovers,
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.restart import RestartDescription
 from sagemaker_lightning.resume.check import journal
 from sagemaker_lightning.resume.files import first_start, shards
+from sagemaker_lightning.resume.files.entries import ResumeResult
 
 
 def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
@@ -140,8 +142,8 @@ def save(
     revision: str,
     config: str,
     best: str = "",
-    resumes: Sequence[Mapping[str, Any]] = (),
-    restarts: Sequence[Mapping[str, Any]] = (),
+    resumes: Sequence[ResumeResult] = (),
+    restarts: Sequence[RestartDescription] = (),
     weights: Mapping[str, Any] | None = None,
     is_in_files: bool = False,
 ) -> Path:

@@ -2,7 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypedDict
+
+
+class RestartDescription(TypedDict):
+    """A ContainerRestart as model.json has it."""
+
+    reason: str
+    step: int | None
+    resumed_step: int | None
+    lost_steps: int | None
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class ContainerRestart:
         """
         return replace(self, resumed_step=step, seconds=at - self.at)
 
-    def described(self) -> dict[str, object]:
+    def described(self) -> RestartDescription:
         """Return it as model.json has it."""
         return {
             "reason": self.why,

@@ -15,7 +15,7 @@ from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files import checkpoint_file, shards
-from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
+from sagemaker_lightning.resume.files.entries import Entries, RankOverrides, RunDescription
 from sagemaker_lightning.resume.parts import counters
 from sagemaker_lightning.resume.parts.copies import has_values
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
@@ -77,8 +77,8 @@ class Snapshot:
     def __init__(self, run: "Run") -> None:
         self.run = run
         self.trainer = run.trainer
-        self.description: Mapping[str, Any] = {}
-        """What checkpoints say of the run; empty before training."""
+        self.description: RunDescription | None = None
+        """What checkpoints say of the run; None before training."""
         self.has_warned_of_ranks = False
         """Whether a line has said that the ranks do not train one model; all ranks agree on it."""
         self.lightnings_file = lightning_checkpoints.NewestFile(self.trainer)
@@ -113,6 +113,7 @@ class Snapshot:
         of_ranks = gather((of_rank | {"rank_overrides": overrides}, reports.take_lines()))
         reports.say_of_ranks(lines for _, lines in of_ranks)
         assert run.seeding.seed is not None  # the ranks have agreed on one
+        assert self.description is not None  # training has begun
         entries: Entries = {
             "step": run.step,
             "resume_point": point.value,
@@ -178,7 +179,7 @@ class Snapshot:
         """Whether a state has what hooks of the user's save, because something may load it."""
         return bool(lightning_checkpoints.save_hooks(self.trainer).read)
 
-    def describe_run(self, description: Mapping[str, Any]) -> None:
+    def describe_run(self, description: RunDescription) -> None:
         """Set what checkpoints say of the run.
 
         Args:

@@ -63,13 +63,60 @@ class ResumeResult(TypedDict):
     said: str
 
 
+class OptimizerArguments(TypedDict):
+    """What `configure_optimizers` has made, in plain values."""
+
+    optimizers: list[str]
+    """The names of the optimizers' classes."""
+    schedulers: list[str]
+    """The names of the schedulers' classes."""
+    arguments: dict[str, str]
+    """The optimizers' arguments as text, by name."""
+    schedule: dict[str, str]
+    """The schedulers' arguments as text, by name."""
+    functions: dict[str, str]
+    """Hashes of the user's own functions that decide a learning rate, by name."""
+    python: int
+    """The version of Python: another one has other code of the same function."""
+
+
+class LoaderNumbers(TypedDict):
+    """Numbers of the training loaders; an entry is None if it is unknown."""
+
+    sizes: list[int | None]
+    """The batch size of a rank, for each training loader and the data module."""
+    workers: list[int | None]
+    """The number of data workers, for each training loader."""
+
+
+class RunSettings(LoaderNumbers):
+    """The settings that identify a run."""
+
+    flags: str
+    """The settings by flag, as JSON."""
+    data: str
+    """Names the training data."""
+    ranks: int
+    """Number of ranks."""
+
+
+class RunDescription(RunSettings):
+    """What a checkpoint says of its run."""
+
+    shapes: Mapping[str, list[int] | None]
+    """The shapes of the weights and buffers; None for a lazy one."""
+    optimizers: OptimizerArguments
+    numbers: Mapping[str, str] | None
+    """The numbers that the code gives; None if they are not known."""
+
+
 class Entries(CommonEntries):
     """The entries of a checkpoint to resume from."""
 
     resume_point: str
     """A ResumePoint's value."""
     seed: int
-    run: Mapping[str, Any]
+    run: RunDescription
     """What SameRun.describe returned."""
     journal: bytes
     """Identifies the run, and so its journals."""

@@ -26,6 +26,7 @@ from sagemaker_lightning.compat.torch_modules import (
     inner_schedulers,
     named_parameters,
 )
+from sagemaker_lightning.resume.files.entries import OptimizerArguments
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
@@ -45,15 +46,11 @@ MAX_DEPTH = 4  # of lists within lists, and of functions within functions
 MAX_CHARACTERS = 60  # of a value; a longer one is cut off, and has a hash
 
 
-def describe(trainer: Trainer) -> dict[str, Any]:
+def describe(trainer: Trainer) -> OptimizerArguments:
     """Return what `configure_optimizers` has made, in plain values.
 
     Call it before anything is trained. If a training has used an optimizer or
     scheduler before, such as one made in `__init__`, it has only the optimizer's defaults.
-
-    Returns:
-        The classes of the optimizers and schedulers; the arguments of both, each as text by name;
-        and hashes of the user's own functions that decide a learning rate.
     """
     optimizers = labelled(trainer.optimizers, "optimizer")
     configs = trainer.lr_scheduler_configs
@@ -99,27 +96,30 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "arguments": arguments,
         "schedule": schedule,
         "functions": functions,
-        "python": sys.hexversion >> 16,  # another one has other code of the same function
+        "python": sys.hexversion >> 16,
     }
 
 
-def other_classes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def other_classes(before: OptimizerArguments, now: OptimizerArguments) -> list[str]:
     """Return a phrase if the optimizers, or the schedulers, are of other classes.
 
     Args:
         before: What `describe` returned in the checkpoint's run.
         now: What it returned in this run.
     """
+    classes = {
+        "optimizer": (before["optimizers"], now["optimizers"]),
+        "scheduler": (before["schedulers"], now["schedulers"]),
+    }
     return [
-        f"the {kind} was {', '.join(before[f'{kind}s']) or 'none'}, "
-        f"is {', '.join(now[f'{kind}s']) or 'none'}"
-        for kind in ("optimizer", "scheduler")
-        if before[f"{kind}s"] != now[f"{kind}s"]
+        f"the {kind} was {', '.join(earlier) or 'none'}, is {', '.join(present) or 'none'}"
+        for kind, (earlier, present) in classes.items()
+        if earlier != present
     ]
 
 
 def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], other_rates: bool = False
+    before: OptimizerArguments, now: OptimizerArguments, other_rates: bool = False
 ) -> tuple[list[str], list[str]]:
     """Return a phrase for each argument that differs: of the optimizers, and of the schedules.
 
@@ -131,12 +131,17 @@ def differences(
         now: What it returned in this run.
         other_rates: Whether learning rates may differ.
     """
+    kinds = {
+        "arguments": (before["arguments"], now["arguments"]),
+        "schedule": (before["schedule"], now["schedule"]),
+    }
+    if before["python"] == now["python"]:
+        kinds["functions"] = before["functions"], now["functions"]
     changed = [
-        (kind, name, (before[kind].get(name, value), value))
-        for kind in ("arguments", "schedule", "functions")
-        if kind != "functions" or before["python"] == now["python"]
-        for name, value in now[kind].items()
-        if before[kind].get(name, value) != value
+        (kind, name, (earlier.get(name, value), value))
+        for kind, (earlier, present) in kinds.items()
+        for name, value in present.items()
+        if earlier.get(name, value) != value
         and not (other_rates and name.split(" of ")[0] in (*GROUP_KEYS, *SCHEDULER_ATTRIBUTES))
     ]
     named: set[tuple[str, str]] = set()

@@ -17,6 +17,7 @@ from sagemaker_lightning.compat.torch_modules import (
     parameters,
     unsaved_buffers,
 )
+from sagemaker_lightning.resume.files.entries import LoaderNumbers, RunSettings
 
 MAY_CHANGE = {
     r"trainer\.(max_|min_)": "how long to train",
@@ -69,7 +70,7 @@ def trainer_settings(trainer: Trainer) -> dict[str, object]:
     return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER_ATTRIBUTES}
 
 
-def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
+def describe(trainer: Trainer, flags: Mapping[str, object]) -> RunSettings:
     """Return what a checkpoint says of its run, in plain values.
 
     Args:
@@ -80,13 +81,14 @@ def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
         "flags": json.dumps(flags, default=str),
         "data": _data_identity(trainer),
         "ranks": trainer.world_size,
-    } | _loader_numbers(trainer)
+        **_loader_numbers(trainer),
+    }
 
 
 def differences(
     trainer: Trainer,
     flags: Mapping[str, object],
-    before: Mapping[str, Any],
+    before: RunSettings,
     other_settings: bool = False,
 ) -> list[str]:
     """Return what differs between this run and a checkpoint's run, a line for each.
@@ -111,7 +113,7 @@ def differences(
 
 
 def loader_differences(
-    trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]
+    trainer: Trainer, flags: Mapping[str, object], before: RunSettings
 ) -> list[str]:
     """Return forbidden differences that `differences` allowed for lack of loaders.
 
@@ -135,9 +137,9 @@ def loader_differences(
 
 def _allowed_loader_flags(
     changed: Mapping[str, tuple[Any, Any]],
-    before: Mapping[str, Any],
+    before: RunSettings,
     ranks: int,
-    now: Mapping[str, list[Any]] | None = None,
+    now: LoaderNumbers | None = None,
 ) -> set[str]:
     """Return the changed flags, of any name, that a resumed run may change.
 
@@ -172,14 +174,12 @@ def _allowed_loader_flags(
     return matching
 
 
-def _batch_sizes_of_all_ranks(loaders: Mapping[str, list[Any]], ranks: int) -> list[int | None]:
+def _batch_sizes_of_all_ranks(loaders: LoaderNumbers, ranks: int) -> list[int | None]:
     """Return the number of samples in a batch of all ranks, for each loader."""
     return [size and size * ranks for size in loaders["sizes"]]
 
 
-def _changed_flags(
-    before: Mapping[str, Any], flags: Mapping[str, object]
-) -> dict[str, tuple[Any, Any]]:
+def _changed_flags(before: RunSettings, flags: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
     """Return the flags that have changed, with their values before and now."""
     old = json.loads(before["flags"])
     new = json.loads(json.dumps(flags, default=str))
@@ -193,7 +193,7 @@ def _described_change(flag: str, before_value: Any, now_value: Any) -> str:
 
 
 def changed_settings(
-    before: Mapping[str, Any], flags: Mapping[str, object]
+    before: RunSettings, flags: Mapping[str, object]
 ) -> list[tuple[str, str, str]]:
     """Return changed flags of trainer, model and data, with both values as text.
 
@@ -226,7 +226,7 @@ def shapes_of(model: torch.nn.Module) -> dict[str, list[int] | None]:
     return shapes
 
 
-def _loader_numbers(trainer: Trainer) -> dict[str, list[Any]]:
+def _loader_numbers(trainer: Trainer) -> LoaderNumbers:
     """Return batch size of a rank and number of workers, for each training loader.
 
     An entry is None if it is unknown. The sizes have one entry more, for the data module.

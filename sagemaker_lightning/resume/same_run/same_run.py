@@ -12,6 +12,7 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume.files.entries import OptimizerArguments, RunDescription
 from sagemaker_lightning.resume.same_run import code_numbers, optimizer_arguments, run_settings
 from sagemaker_lightning.resume.same_run.differences import first_of
 
@@ -41,11 +42,11 @@ class SameRun:
         self.settings = settings
         self.other_settings = other_settings
         self.gather = gather
-        self.before: Mapping[str, Any] = {}
-        """What the checkpoint says of its run; empty without one."""
+        self.before: RunDescription | None = None
+        """What the checkpoint says of its run; None without one."""
         self.file_name = ""
         self.same_ranks = True
-        self.optimizer_arguments: Mapping[str, Any] = {}
+        self.optimizer_arguments: OptimizerArguments
         """What configure_optimizers has made, before hooks and the checkpoint change it."""
         self.code_numbers: Mapping[str, str] | None = None
         """The numbers that the code gives; None if they are not known."""
@@ -72,7 +73,7 @@ class SameRun:
 
     def compare(
         self,
-        before: Mapping[str, Any],
+        before: RunDescription,
         file_name: str,
         same_ranks: bool,
         other_parts: list[str],
@@ -98,7 +99,8 @@ class SameRun:
         self._refuse(other_parts)
 
     def compare_numbers(self) -> None:
-        """Say which numbers in the code are others."""
+        """Say which numbers in the code are others; `compare` comes before."""
+        assert self.before is not None
         numbers = self.before["numbers"]
         self.has_trained_before = self.code_numbers is None
         if self.has_trained_before:
@@ -148,17 +150,19 @@ class SameRun:
         self._refuse(arguments + ([] if other_length else schedule))
         self._warn(schedule)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> RunDescription:
         """Return what a checkpoint of this run says of it, in plain values.
 
         What the run was allowed to change is compared with from now on.
         """
-        before = self.before or {
-            **run_settings.describe(self.trainer, self.settings),
-            "shapes": self.shapes,
-        }
+        settings = self.before or run_settings.describe(self.trainer, self.settings)
         return {
-            **before,
+            "flags": settings["flags"],
+            "data": settings["data"],
+            "ranks": settings["ranks"],
+            "sizes": settings["sizes"],
+            "workers": settings["workers"],
+            "shapes": self.before["shapes"] if self.before else self.shapes,
             "optimizers": self.optimizer_arguments,
             "numbers": self.code_numbers,
         }
