@@ -41,8 +41,8 @@ try:
     from sagemaker_rehearsal.faults.rules import KINDS
 except ImportError as missing:
     sys.exit(
-        f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, "
-        "use its python; or install the extra `rehearsal` of this package"
+        f"error: {sys.executable} has no {missing.name}; install the extra `rehearsal` of "
+        "sagemaker-lightning, or use the python of .venvs/rehearsal, which `make rehearsal` makes"
     )
 
 FAULTS = (

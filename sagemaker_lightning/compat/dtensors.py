@@ -76,11 +76,6 @@ def reduced(tensor: Tensor) -> Tensor:
         return tensor.redistribute(placements=placements)
 
 
-def local_parts(value: Any) -> Any:
-    """Return dicts and lists within each other with this rank's parts of the tensors in them."""
-    return mapped(value, lambda path, tensor: local_part(tensor))
-
-
 def mapped(
     value: Any, change: Callable[[tuple[Any, ...], DTensor], Any], path: tuple[Any, ...] = ()
 ) -> Any:

@@ -1,13 +1,13 @@
 """Launches one SageMaker training job of the image, and follows it to its end.
 
-Installed as a package, its name is sagemaker-lightning-launch. It has commands for existing
-jobs: list, logs JOB, stop JOB, resume JOB, follow JOB, cost JOB; and completion, for a shell;
-`... COMMAND --help` says more.
+In a checkout, it is `python scripts/launch.py`. It has commands for existing jobs: list, logs JOB,
+stop JOB, resume JOB, follow JOB, cost JOB; and completion, for a shell; `... COMMAND --help` says
+more.
 
-    python scripts/launch.py --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
+    sagemaker-lightning-launch --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
         [FLAG]... [KEY=VALUE]...
 
-    python scripts/launch.py --image="$(scripts/image_uri.sh)" \\
+    sagemaker-lightning-launch --image="$(scripts/image_uri.sh)" \\
         --role=arn:aws:iam::123456789012:role/SageMaker \\
         --channel=training=s3://my-bucket/cifar10/ --output=s3://my-bucket/jobs \\
         --instance-type=ml.g5.xlarge --spot --checkpoints=s3://my-bucket/checkpoints/run-1 \\

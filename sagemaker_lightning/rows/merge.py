@@ -1,12 +1,13 @@
 """Merges what the hosts of a job have computed into one file for each array.
 
-    python scripts/merge_parts.py MODEL... --output FOLDER
+    sagemaker-lightning-merge MODEL... --output FOLDER
 
-MODEL is a model.tar.gz, local or s3://BUCKET/KEY, or a folder of parts. FOLDER is new or empty:
-nothing is overwritten. The parts must have each row exactly once, and must come from one source
-with one set of settings. A gap, an overlap, a part of another job and a damaged part are errors
-that name the part; then nothing is left in FOLDER. The parts of hosts with files of their own
-(ShardedByS3Key) follow one another by host; manifest.json says which rows belong to which file.
+In a checkout, it is `python scripts/merge_parts.py`. MODEL is a model.tar.gz, local or
+s3://BUCKET/KEY, or a folder of parts. FOLDER is new or empty: nothing is overwritten. The parts
+must have each row exactly once, and must come from one source with one set of settings. A gap, an
+overlap, a part of another job and a damaged part are errors that name the part; then nothing is
+left in FOLDER. The parts of hosts with files of their own (ShardedByS3Key) follow one another by
+host; manifest.json says which rows belong to which file.
 
 What is on S3 is downloaded into FOLDER/.downloads, from the bucket's region, and removed at the
 end. It stays if a download was interrupted: the same command continues it.

@@ -36,6 +36,32 @@ def test_a_workflow_runs_targets_of_the_makefile(path):
     assert called and set(called) <= TARGETS
 
 
+def known_names(job: dict) -> dict[str, set[str]]:
+    """Return what the expressions of a job may name, by the first word of an expression."""
+    matrix = job.get("strategy", {}).get("matrix", {})
+    rows = matrix.get("include", [])
+    return {
+        "matrix": (matrix.keys() - {"include"}).union(*rows),
+        "needs": {*([job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", ()))},
+        "steps": {step["id"] for step in job.get("steps", ()) if "id" in step},
+        "env": {
+            *job.get("env", {}),
+            *(name for step in job["steps"] for name in step.get("env", {})),
+        },
+    }
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_an_expression_of_a_workflow_names_what_is_there(path):
+    """actionlint looks for it, too, and is not everywhere; schemas and zizmor do not."""
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    for job in (each for each in jobs.values() if "steps" in each):
+        known = known_names(job)
+        for expression in re.findall(r"\$\{\{(.*?)\}\}", yaml.dump(job)):
+            for context, name in re.findall(r"\b(\w+)\.([\w-]+)", expression):
+                assert name in known.get(context, {name}), expression
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_takes_actions_by_their_commit(path):
     used = [step["uses"] for _, step in steps(yaml.safe_load(path.read_text())) if "uses" in step]
