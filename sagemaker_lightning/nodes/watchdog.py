@@ -334,7 +334,11 @@ class Watchdog:
             task.add_done_callback(self.rank_tasks.discard)
         elif status and status not in STOP_STATUSES and not self.program_has_ended:
             # The reason if the program says no more than that a rank was lost.
-            self._suspect(f"host {self.mesh.host}, the rank with PID {pid}", status, is_first)
+            self._suspect(self._name_of(pid), status, is_first)
+
+    def _name_of(self, pid: int) -> str:
+        """Return what to call a rank that has not said its number; other hosts read it, too."""
+        return f"host {self.mesh.host}, the rank with PID {pid}"
 
     def _forget_rank(self, process: int) -> None:
         self.loop.remove_reader(process)
@@ -348,7 +352,7 @@ class Watchdog:
         was_killed = status == -signal.SIGKILL
         if (
             not (self.program_has_ended or self.reason or (was_killed and by_launcher))
-            and self._suspect(f"the rank with PID {pid}", status, True, was_killed)
+            and self._suspect(self._name_of(pid), status, True, was_killed)
             and self.own_suspicion
         ):
             self._decide(self.own_suspicion, at_once=True)
