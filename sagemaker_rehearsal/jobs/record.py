@@ -56,7 +56,7 @@ RESTARTS = re.compile(
 )
 RESTARTED = re.compile(
     r"\brestart (\d{1,6}): (continued from step (\d{1,15}) after \d{1,9}\.\d s"
-    r"(?:, \d{1,15} steps lost)?)"
+    r"(?:, (\d{1,15}) steps lost)?)"
 )
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
 # A program may print anything: names have 100 characters at most, and a line has 100 pairs.
@@ -175,6 +175,9 @@ class Restart:
     # The step that it continued from, and when the log had that; None until then.
     step: int | None = None
     time: float | None = None
+    # The step that training had reached before, which lines of progress need not say; None if the
+    # log does not say it either.
+    reached: int | None = None
 
 
 @dataclass
@@ -215,6 +218,7 @@ class Attempt:
         if on and (restart := known.get(int(on[1]))) and restart.step is None:
             restart.words += f", {on[2]}"
             restart.step = int(on[3])
+            restart.reached = restart.step + int(on[4]) if on[4] else None
             restart.time = time.time()
         # A restart in the container resumes, too: where the instances continued is said before.
         if not self.restarts and (resumed := RESUMED.search(line)):

@@ -231,11 +231,11 @@ def _spans(attempt: Attempt, origin: int) -> list[tuple[int, int]]:
     """
     restarts = [each for each in attempt.restarts if each.time is not None]
     begins = [(-math.inf, origin), *((each.time, each.step) for each in restarts)]
-    ends = [*(each.time for each in restarts), math.inf]
+    ends = [*((each.time, each.reached) for each in restarts), (math.inf, None)]
     spans = []
-    for (begin, first), end in zip(begins, ends, strict=True):
+    for (begin, first), (end, reached) in zip(begins, ends, strict=True):
         steps = [point.step for point in attempt.points if begin < point.time <= end]
-        spans.append((first, max(steps, default=first)))
+        spans.append((first, max([*steps, first if reached is None else reached])))
     return spans
 
 

@@ -137,6 +137,13 @@ def test_what_a_restart_in_the_container_has_cost_is_lost(restarts, lost_spans, 
     assert measured.steps == 60
 
 
+def test_steps_that_only_the_restarts_line_has_are_lost_too():
+    """Lines of progress come every ten steps, or not at all."""
+    record = restarted((60, 30))
+    record.attempts[0].restarts[0].reached = 43
+    assert goodput.measure(record, now=100.0).steps_lost == 13
+
+
 def test_a_restart_after_the_step_that_a_later_attempt_continued_from():
     """Attempt 2 resumes from step 20, so all after 30 s is lost in any case."""
     record = restarted((60, 30))
