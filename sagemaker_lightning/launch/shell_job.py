@@ -70,6 +70,8 @@ DRIVER_DIED = (
     "SDK 3's driver, which reads what the program prints, died of a byte that is not UTF-8 and "
     r"ended the program (\1); print UTF-8 alone"
 )
+VARIABLES = re.compile(r"^Environment Variables:\n(?:.*\n)*?(?=\++ set \+x$)", re.M)
+"""What the SDK's script prints of all variables of the job, before it runs the program."""
 COMMANDS = re.compile(
     r"^(\++ .*|Executing command: .*|SM_[A-Z_]+=.*|Running [\w ]+ driver)(\n|\Z)", re.M
 )
@@ -186,7 +188,7 @@ def of_program(end: ProgramEnd) -> ProgramEnd:
     printed = end.stderr
     if after := AFTERWARDS.search(printed):
         printed = printed[: after.start()]
-    printed = NO_UTF_8.sub(DRIVER_DIED, COMMANDS.sub("", printed))
+    printed = NO_UTF_8.sub(DRIVER_DIED, COMMANDS.sub("", VARIABLES.sub("", printed)))
     return ProgramEnd(status, end.stop_signal, indented(printed))
 
 

@@ -362,24 +362,33 @@ class Supervisor:
         """End what the job's program has left running, while a deaf process still waits for it.
 
         SDK 3's driver reads its program's output to the end before it asks how the program ended.
-        What the program has started may hold that output open for ever.
+        What the program has started may hold that output open for ever. If the program was asked to
+        stop, what it has started in a session of its own, which has got no signal, is asked now.
 
         Args:
             child: The PID of the process that `run` waits for.
             is_deaf: As in `Supervisor`.
         """
         ended: set[int] = set()  # processes that a deaf one has started, and does not ask for
+        asked: set[int] = set()
         kills_at = 0.0
         while child not in self.statuses:
             before, ended = ended, _unreaped_children(child, is_deaf)
-            if before & ended and not self.timers:
-                kills_at = kills_at or time.monotonic() + REST_IS_KILLED
-                for process in self._living_processes():
-                    with suppress(psutil.NoSuchProcess):
-                        if not is_deaf(process.cmdline()):
-                            self.left.add(process.pid)
-                            is_late = time.monotonic() > kills_at
-                            process.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
+            if before & ended:
+                left = [
+                    process
+                    for process in self._living_processes()
+                    if not is_deaf(command_line(process.pid))
+                ]
+                if self.timers:
+                    left = [each for each in left if not _is_in_group(each.pid, child)]
+                    _send([each for each in left if each.pid not in asked], signal.SIGTERM)
+                    asked.update(process.pid for process in left)
+                else:
+                    kills_at = kills_at or time.monotonic() + REST_IS_KILLED
+                    self.left.update(process.pid for process in left)
+                    is_late = time.monotonic() > kills_at
+                    _send(left, signal.SIGKILL if is_late else signal.SIGTERM)
             time.sleep(LOOKS_FOR_ORPHANS)
 
     def _reap_orphans(self) -> None:

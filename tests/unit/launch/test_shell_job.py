@@ -202,10 +202,13 @@ def test_a_driver_that_dies_of_what_the_program_prints_is_named():
 
 
 def test_what_a_driver_says_of_its_command_is_not_why():
-    begins = 'SM_TRAINING_ENV={"hyperparameters": {}}\nRunning Basic Script driver\n'
-    printed = f"{begins}Executing command: /usr/bin/python3 x.py\n{DRIVER}{HANDLER}"
-    end = shell_job.of_program(ProgramEnd(3, None, printed))
-    assert str(ProgramFailed("x", end)).endswith(": nothing on its stderr says why")
+    program = "++ cd /opt/ml/input/data/code\nRunning Basic Script driver\n"
+    kept = 'SM_TRAINING_ENV={"hyperparameters": {}}\n++ set +x\n'
+    variables = "Environment Variables:\n_=/usr/bin/python3\nMINE=first\nsecond\n"
+    for before in (kept, variables + kept):  # only the end of what is printed is kept
+        printed = f"{before}{program}Executing command: /usr/bin/python3 x.py\n{DRIVER}{HANDLER}"
+        end = shell_job.of_program(ProgramEnd(3, None, printed))
+        assert str(ProgramFailed("x", end)).endswith(": nothing on its stderr says why")
 
 
 @pytest.mark.parametrize(

@@ -572,6 +572,38 @@ def test_who_waits_for_what_its_program_has_left_is_not_kept_waiting(tmp_path, m
     assert len(said) == (status == 0) and all("has left running was ended" in line for line in said)
 
 
+SAVES_IN_ITS_SESSION = """
+import os, signal, sys, time
+from pathlib import Path
+if os.fork():
+    signal.pause()  # a program without a handler, which dies of the signal
+os.setsid()
+
+def save(*_):
+    time.sleep(0.2)  # a second signal would come now
+    with Path("saved").open("a") as file:
+        file.write("x")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+Path("ready").touch()
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_a_session_of_its_own_hears_a_stop_while_a_deaf_process_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "LOOKS_FOR_ORPHANS", 0.05)
+    (tmp_path / "driver.py").write_text(DEAF_DRIVER)
+    (tmp_path / "program.py").write_text(SAVES_IN_ITS_SESSION)
+    supervisor = Supervisor(is_deaf=lambda words: "driver.py" in words)
+    with supervisor:
+        stop_once_ready(tmp_path)
+        supervisor.run([sys.executable, "-S", "driver.py"], cwd=tmp_path)
+    assert (tmp_path / "saved").read_text() == "x" and not supervisor.has_killed
+
+
 def test_what_is_started_aside_outlives_the_program_and_may_start_the_next_one(tmp_path):
     supervisor = Supervisor()
     theirs, ours = os.pipe()
