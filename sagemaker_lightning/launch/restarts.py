@@ -79,6 +79,10 @@ class Restarts:
         return f"after {count} restart{'s' if count > 1 else ''} in the container: {why_not}"
 
 
+VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*[\d/]\S*|\S*\b(nan|inf)\b\S*""")
+"""What may be another one each time in an error that comes back: names, paths and numbers."""
+
+
 def cause(faults: Mapping[str, Fault]) -> Fault:
     """Return the fault that caused the others: the first of the least doubtful kind."""
     return min(faults.values(), key=lambda fault: list(FaultKind).index(fault.kind))
@@ -115,7 +119,7 @@ def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) ->
 
 
 def _alike(why: str) -> str:
-    """Return a reason without what differs each time: ranks, PIDs, hosts' numbers, addresses.
+    """Return a reason without what differs each time: ranks, PIDs, numbers, names of files.
 
     torchrun tells of a rank by its number, other launchers by its PID; and whoever tells of a death
     first, the watch or the launcher, has words of its own.
@@ -128,4 +132,5 @@ def _alike(why: str) -> str:
     # What a program wrote last may be of the step before, or of another rank.
     known = re.split(f"{LAST_LINE}|{NO_LINE}", why)[0]
     known = re.sub(r"^host [^\s:]+: ", "", known)  # a job of several hosts says where it came
-    return re.sub(r"0x[0-9a-f]+|(the rank with PID |rank )?\d+", "#", known)
+    known = re.sub(r"(the rank with PID|rank) \d+", "#", known)
+    return VARYING.sub("#", known)

@@ -95,6 +95,16 @@ TABLE = {
         [taken("host algo-2: ValueError: boom", 7)],
         "it came back at the same step",
     ),
+    "the same error of another temporary file and another loss": (
+        [Fault("x: OSError: no '/tmp/tmpab_c/x' (loss nan) in tmp2/y", FaultKind.ERROR, 7)],
+        [taken("x: OSError: no '/tmp/tmpx7kn/x' (loss 7.9e-12) in tmp3z/y", 7)],
+        "it came back at the same step",
+    ),
+    "another error of the same class": (
+        [Fault("x: ValueError: no input", FaultKind.ERROR, 7)],
+        [taken("x: ValueError: no target", 7)],
+        "",
+    ),
     "the same at the start": ([EARLY_DEATH], [taken(KILLED, None)], ""),
     "the same at the start, again": ([EARLY_DEATH], [taken(KILLED, None)] * 2, "it came back"),
     "others at the start": ([EARLY_DEATH], [taken(KILLED, None), taken("x", None)], ""),
