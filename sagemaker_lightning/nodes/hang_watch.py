@@ -109,6 +109,7 @@ class HangWatch:
     Attributes:
         why_idle: Why the program counts as hanging at its start, if those of all hosts do; "" if it
             does not. It may wait for what another host does.
+        hangs_since: Since when it hangs, in seconds of time.monotonic(), once a reason is known.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class HangWatch:
         self.batch_limit = batch_limit
         self.program = program
         self.why_idle = ""
+        self.hangs_since = 0.0
         self.training = self._activity_of_training()
         self.start = self._activity_of_start()
         self.locked = self._activity_of_locked()
@@ -151,6 +153,7 @@ class HangWatch:
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
         for pid, since in self.stopped.items():
             if why or now - since >= self.limit:
+                self.hangs_since = since
                 return f"its process {pid} has been stopped (SIGSTOP) for {now - since:.0f} s"
         return why
 
@@ -179,6 +182,7 @@ class HangWatch:
         seconds = self.training.seconds_without(used, now, moved_at)
         if seconds < self.limit:
             return ""
+        self.hangs_since = now - seconds
         step = max(rank.step for rank in training)
         return (
             f"its ranks hang after step {step}: for {seconds:.0f} s, none has begun or ended a "
@@ -225,6 +229,7 @@ class HangWatch:
         used["network"] = (0, _bytes_of_network(), 0, 0)
         idle = self.start.seconds_without(used, now)
         if locked >= START_FACTOR * self.limit:
+            self.hangs_since = now - locked
             self.why_idle = (
                 f"its program hangs before the first step: for {locked:.0f} s, it has used no "
                 "processor and no file, and all of its processes wait for a lock or for one another"
@@ -245,6 +250,7 @@ class HangWatch:
         for rank in sorted(training, key=lambda rank: rank.moved_at)[:1]:
             pause = now - rank.moved_at
             if pause >= self.batch_limit:
+                self.hangs_since = rank.moved_at
                 return (
                     f"its rank with PID {rank.pid} hangs after step {rank.step}: for {pause:.0f} s,"
                     " it has begun and ended no batch (SAGEMAKER_LIGHTNING_BATCH_TIMEOUT is "

@@ -365,6 +365,8 @@ class Watchdog:
         if not self.program_has_ended:
             reason = StopReason(f"host {self.mesh.host}: {why}", is_local=True)
             self.suspicions.append(reason)  # without doubt, as the ranks say nothing any more
+            # A restart has cost the time in which nobody knew of it, too.
+            self.trouble_at = self.trouble_at or watch.hangs_since
             self._decide(reason)
 
     def _why_all_idle(self, why_idle: str) -> str:

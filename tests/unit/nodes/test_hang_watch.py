@@ -92,6 +92,7 @@ def test_ranks_that_do_nothing_hang(start, tmp_path):
         "its ranks hang after step 7: for 600 s, none has begun or ended a batch, and none has "
         "used a processor"
     )
+    assert watch.hangs_since == 1000.0  # what it has cost
 
 
 @pytest.mark.parametrize("where", [[], ["in a child"]])
@@ -202,6 +203,7 @@ def test_a_step_that_takes_longer_than_the_job_says_hangs(start, tmp_path):
         f"its rank with PID {works.pid} hangs after step 7: for 900 s, it has begun and ended no "
         "batch (SAGEMAKER_LIGHTNING_BATCH_TIMEOUT is 900)"
     )
+    assert watch.hangs_since == 1000.0
 
 
 def test_a_thousand_long_steps_are_not_named(tmp_path, caplog):

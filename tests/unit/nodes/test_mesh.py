@@ -337,6 +337,7 @@ def test_a_start_hangs_only_if_the_programs_of_all_hosts_do_nothing(hosts, monke
     class Looks:
         def __init__(self, *_) -> None:
             self.why_idle = ""
+            self.hangs_since = 0.0
             looks.append(self)
 
         def look(self, now: float) -> str:

@@ -392,7 +392,8 @@ class SeedKind(Kind):
 class IteratorKind(Kind):
     """An iterator over a sequence: its part is the sequence, and its note the position.
 
-    No code sets all of them back: another one takes its place.
+    That of a range has the range's numbers in its note, too. No code sets all of them back: another
+    one takes its place.
     """
 
     name = "iterator"
@@ -406,6 +407,8 @@ class IteratorKind(Kind):
         place = place_in_sequence(value)
         assert place is not None  # nodes.kind_of has asked
         sequence, position = place
+        if type(sequence) is range:
+            return [position, sequence.start, sequence.stop, sequence.step], []
         return [position], [() if position is None else sequence]
 
     def step(self, note: Any, parts: list[Any], index: int) -> str:
@@ -420,7 +423,12 @@ class IteratorKind(Kind):
 
     def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return an iterator that has yielded as many."""
-        ((position,), (sequence,)) = note, parts
+        position, *numbers = note
+        if numbers:
+            if [type(number) for number in numbers] != [int] * 3 or not numbers[2]:
+                raise refusal(self.name)
+            parts = [range(*numbers)]
+        (sequence,) = parts
         if position is None:
             next(ended := iter(()), None)
             return ended
@@ -544,6 +552,7 @@ ITERATORS = frozenset(type(iter(each)) for each in OF_EACH_CLASS)
 """The classes of iterators over such sequences; that of arrays may also be another object's."""
 
 
+RANGE_ITERATOR = type(iter(range(1)))
 REVERSED: tuple[type[Any], ...] = reversed, type(reversed([]))
 JOINED: tuple[type[Any], ...] = enumerate, zip
 POSITIONED = ITERATORS | {itertools.count, itertools.cycle, *REVERSED, *JOINED, ITERATOR_CLASS}
@@ -559,23 +568,27 @@ def is_over_sequence(iterator: Any) -> bool:
 def place_in_sequence(iterator: Any) -> tuple[Any, int | None] | None:
     """Return over which sequence an iterator goes, and where it is; None if that is not known.
 
-    One that has come to its end knows its sequence no more: it is nowhere in an empty one.
+    One that has come to its end knows its sequence no more: it is nowhere in an empty one. From
+    Python 3.12 on, one over a range knows the rest of it alone, without a position.
     """
     if type(iterator) not in ITERATORS:
         return None
     _, (sequence,), *position = iterator.__reduce__()
     if type(sequence) not in SEQUENCES:
         return None
-    return sequence, min(position[0], len(sequence)) if position else None
+    return sequence, min(position[0] or 0, len(sequence)) if position else None
 
 
 def place_in_cycle(cycle: "itertools.cycle[Any]") -> tuple[Any, int | None] | None:
     """Return what a cycle yields in a round, and where it is; None if that is not known.
 
-    Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools).
+    Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools). Of a range
+    in its first round, the rest may be all that is known.
     """
     parts = _parts_of_cycle(cycle)
-    return place_in_sequence(parts[0]) if parts else None
+    if parts is None or (type(parts[0]) is RANGE_ITERATOR and not parts[2]):
+        return None
+    return place_in_sequence(parts[0])
 
 
 def first_round(cycle: "itertools.cycle[Any]") -> tuple[Any, list[Any]] | None:

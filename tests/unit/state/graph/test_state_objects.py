@@ -129,6 +129,13 @@ class Pair(ctypes.Structure):
     _fields_ = (("first", ctypes.c_int), ("second", ctypes.c_double))
 
 
+def simple_queue() -> queue.SimpleQueue:
+    """Return a queue with an item: an empty one shows nothing, from Python 3.13 on."""
+    made: queue.SimpleQueue = queue.SimpleQueue()
+    made.put(0)
+    return made
+
+
 HOLDERS = {
     "a queue": (queue.Queue, lambda held, key: held.put(1)),
     "a queue by priority": (queue.PriorityQueue, lambda held, key: held.put(1)),
@@ -143,7 +150,7 @@ HOLDERS = {
     "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
     "a lock that is taken": (threading.Lock, lambda held, key: held.acquire()),
     "a budget of which is taken": (threading.Semaphore, lambda held, key: held.acquire()),
-    "a simple queue": (queue.SimpleQueue, lambda held, key: held.put(1)),
+    "a simple queue": (simple_queue, lambda held, key: held.put(1)),
     "a database in memory": (
         lambda: sqlite3.connect(":memory:"),
         lambda held, key: held.executescript("create table t (n); insert into t values (1)"),
