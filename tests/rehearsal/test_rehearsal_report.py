@@ -721,7 +721,7 @@ def test_timeline(tmp_path: Path):
         job(attempt(1, 0, 10, points((7, 3), loss=1.0)), modified=10.0),
         job(attempt(1, 0, 10, points((7, 3), (8, 3), (8, 1), loss=1.0)), modified=10.0),
         job(attempt(1, 0, 10, points((7, 3), (8, 4), loss=math.nan)), modified=10.0),
-        replace(job(), name="name-" * 50, notes=["\udc80 is no letter"], modified=1.0),
+        replace(job(), name="name-" * 50, notes=["\udc80 is not a letter"], modified=1.0),
     ],
     ids=[
         "many",

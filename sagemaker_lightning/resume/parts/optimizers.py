@@ -324,7 +324,7 @@ def check(optimizer: Optimizer) -> None:
             state = optimizer.state.get(parameter, {})
             for name in FUSED_STATES & state.keys():
                 if isinstance(value := state[name], Tensor) and not fits(value, parameter):
-                    raise ValueError(f"{name} is no tensor of the shape {list(parameter.shape)}")
+                    raise ValueError(f"{name} is not a tensor of the shape {list(parameter.shape)}")
 
 
 def undo_conversions(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

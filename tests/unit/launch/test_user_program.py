@@ -171,7 +171,7 @@ def test_which_program_is_found(code, tmp_path):
         user_program.find("mine.main", "sagemaker_program")
     (code / "setup.py").touch()
     assert user_program.find("mine.main", "sagemaker_program") == code
-    for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is no module
+    for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is not a module
         with pytest.raises(UserError, match=f"sagemaker_program: found {name}, which is neither"):
             user_program.find(name, "sagemaker_program")
     (tmp_path / "outside.py").touch()

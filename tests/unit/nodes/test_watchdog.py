@@ -101,13 +101,13 @@ def test_who_waits_for_the_others_hears_why_the_job_ends():
 def test_a_watch_ends_although_a_task_drops_a_cancellation():
     """As `wait_for` of Python 3.11 may do."""
 
-    async def go_on() -> None:
+    async def drop_a_cancellation() -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
         await asyncio.sleep(3600)
 
     watchdog = watched().__enter__()
-    asyncio.run_coroutine_threadsafe(go_on(), watchdog.loop)
+    asyncio.run_coroutine_threadsafe(drop_a_cancellation(), watchdog.loop)
     leaving = threading.Thread(target=watchdog.__exit__, daemon=True)
     leaving.start()
     leaving.join(HANG_SECONDS)

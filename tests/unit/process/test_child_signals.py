@@ -50,7 +50,7 @@ def executor(context):
 
 
 def process(context):
-    """One that is no daemon: this process waits for its end before it ends."""
+    """One that is not a daemon: this process waits for its end before it ends."""
     started = context.Process(target=time.sleep, args=(1000,))
     started.start()
     return lambda: 6 if started.is_alive() else started.exitcode

@@ -314,7 +314,7 @@ def test_a_header_that_is_damaged_does_not_end_a_shard(tmp_path, damage):
     else:
         content = content + content
     (tmp_path / "a.tar").write_bytes(content)
-    with pytest.raises(SystemExit, match="found no whole tar shard .*byte .* is no header"):
+    with pytest.raises(SystemExit, match="found no whole tar shard .*byte .* is not a header"):
         call("index", tmp_path)
 
 

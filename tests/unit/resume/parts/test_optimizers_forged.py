@@ -148,7 +148,7 @@ def test_a_fused_kernel_gets_no_state_that_is_smaller_than_its_parameter(interru
         state["param_groups"][0]["fused"] = True
 
     forge(run, change)
-    with pytest.raises(UserError, match=r"exp_avg is no tensor of the shape \[1, 2\]"):
+    with pytest.raises(UserError, match=r"exp_avg is not a tensor of the shape \[1, 2\]"):
         step_on(run, torch.optim.Adam)
 
 

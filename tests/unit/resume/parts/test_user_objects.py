@@ -494,7 +494,7 @@ def test_a_state_beyond_whose_memory_a_fused_kernel_would_write_is_refused():
     model.inner = SGD([weight], 0.5, momentum=0.5, fused=True)
     model.inner.state[weight] = {"momentum_buffer": torch.zeros(0)}
     saved = state.encode_changes()
-    with pytest.raises(ValueError, match="momentum_buffer is no tensor of the shape"):
+    with pytest.raises(ValueError, match="momentum_buffer is not a tensor of the shape"):
         state_of(Model(inner=None)).restore(saved)
 
 

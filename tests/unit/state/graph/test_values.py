@@ -271,7 +271,7 @@ def test_a_tensor_of_a_users_class_comes_back_as_one(attributes):
 
 
 def test_a_dataclass_has_the_attributes_that_it_had():
-    """One in a slot may have no value yet; one that is no field is kept."""
+    """One in a slot may have no value yet; one that is not a field is kept."""
     transition = object.__new__(Transition)
     object.__setattr__(transition, "y", [1])
     restored, _ = round_trip(transition)
