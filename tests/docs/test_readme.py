@@ -187,7 +187,7 @@ def test_the_five_lines_say_what_the_page_says(tmp_path):
         process = warm.start(command, tmp_path, environment)
         while process.poll() is None:
             time.sleep(0.02)
-            # It does not go on while it is looked at: an epoch of this program takes 70 ms.
+            # It stands still while it is looked at: an epoch of this program takes 70 ms.
             process.send_signal(signal.SIGSTOP)
             if _journal_goes_beyond_the_checkpoint(tmp_path):
                 break

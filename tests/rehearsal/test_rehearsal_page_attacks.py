@@ -171,7 +171,7 @@ def is_for_page(path: str = "/", *, method="GET", **headers: str) -> bool:
 
 
 def test_clients_of_aws_keep_what_they_have():
-    """A signed request is none of the page, whatever else it has."""
+    """A signed request does not come from the page, whatever else it has."""
     assert is_for_page(Accept="text/html") and is_for_page(access.PATH + "stream")
     assert not is_for_page() and not is_for_page(Accept="*/*")
     assert not is_for_page(Accept="text/html", Authorization="AWS4-HMAC-SHA256 ...")

@@ -87,7 +87,7 @@ class Optimizers(Part):
         """Let Lightning load the states in the block; optimizers keep their groups and states.
 
         Raises:
-            UserError: The states are none of these optimizers'.
+            UserError: The states are not these optimizers'.
         """
         with refusing(self.run, self.resumed.file_name, self.key):
             with (

@@ -368,7 +368,7 @@ class Terminal(StringIO):
 
 
 def with_trainer(monkeypatch, environment=None, seed=True, **settings) -> SimpleNamespace:
-    """Return a command line that has made its trainer, which is none."""
+    """Return a command line that has made its trainer, a stand-in."""
     command_line = CommandLine.__new__(CommandLine)
     command_line.environment = environment or SageMakerEnvironment()
     command_line.stop, command_line.given, command_line.trainer_defaults = None, {"--a": 1}, {}

@@ -104,7 +104,7 @@ ARCHIVES = {
         Bomb(header_of(tarfile.XHDTYPE, 2**30)),
         "its headers are too long",
     ),
-    "holes that are no numbers": (
+    "holes that are not numbers": (
         hostile(b"abc\n", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
         "is damaged or no archive (invalid literal for int()",
     ),

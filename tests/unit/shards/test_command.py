@@ -255,7 +255,7 @@ def archive_of(path, entries):
 
 
 def test_shards_with_odd_names_and_kinds_of_files(tmp_path, capsys):
-    """Names are never paths; links, folders, and WebDataset's __x__ and ._x are no samples."""
+    """Names are never paths; links, folders, and WebDataset's __x__ and ._x are not samples."""
     entries = [
         ("__meta__.json", b"{}"),
         ("a/._1.txt", b"macOS"),

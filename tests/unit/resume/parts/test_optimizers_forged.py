@@ -199,7 +199,7 @@ def interrupted_schedule(tmp_path_factory) -> Callable[[str], Path]:
 
 
 def forge_scheduler(folder: Path, values: object) -> Path:
-    """Have a checkpoint have values of a scheduler; or, if they are no dict, that as its state."""
+    """Have a checkpoint have values of a scheduler, or what is not a dict as its state."""
 
     def change(content: dict) -> None:
         (state,) = content["lr_schedulers"]

@@ -468,7 +468,7 @@ def test_what_the_run_does_not_have_is_left_out():
 
 
 def test_what_lightning_saves_is_not_saved_twice():
-    """Nor what are modules, callbacks, loaders, generators and classes."""
+    """The same holds for modules, callbacks, loaders, generators and classes."""
     model = Sharing(scaler=torch.amp.GradScaler("cpu"), made_of=SGD, layer=nn.Linear(1, 1))
     model.loader = DataLoader(Points())
     model.own = SavedOrder()

@@ -371,7 +371,7 @@ def test_a_value_may_be_larger_than_what_reflection_saves(monkeypatch):
 
 
 def test_a_record_refers_to_objects_that_the_program_makes_again():
-    """By name, if they are no values, whatever they hold."""
+    """By name, if they are not values, whatever they hold."""
     known = {"model.plain": Plain(), "model.list": [1], "model.node": Node(1)}
     known["model.plain"].stream = (k for k in ())
     known["model.plain"].all = known
