@@ -23,7 +23,7 @@ ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{k}" for k in range(1, 6))
 TEST_FILES = ("test_batch",)
-# A real batch has 31 MB. A larger file than this is no CIFAR-10 batch, and is not read into memory.
+# A real batch has 31 MB. A larger file is not a CIFAR-10 batch, and is not read into memory.
 MAX_BYTES = 256 * 2**20
 
 

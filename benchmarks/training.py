@@ -81,8 +81,8 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
 def quiet():
     """Keep the training's output out of the table.
 
-    Inside the block, stdout is no terminal: the application then logs lines, as in a container, and
-    draws no progress bar.
+    Inside the block, stdout is not a terminal: the application then logs lines, as in a container,
+    and draws no progress bar.
     """
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

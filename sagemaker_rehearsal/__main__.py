@@ -296,7 +296,7 @@ def ask(endpoint: str, key: Key, what: str, content: bytes | None = None) -> dic
     except urllib.error.HTTPError as error:
         answer_content = json.loads(error.read() or b"{}") if error.code == 409 else {}
         raise ValueError(
-            answer_content.get("error") or f"--endpoint: {endpoint} is no rehearsal's"
+            answer_content.get("error") or f"--endpoint: {endpoint} is not a rehearsal's"
         ) from None
     except (urllib.error.URLError, ValueError, TimeoutError):
         raise ValueError(

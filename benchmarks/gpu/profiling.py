@@ -86,7 +86,7 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
 def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     """Return the profiled time, the share of it without a kernel, and the longest kernels."""
     device_type = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    # An annotation is no kernel: it lasts from its first kernel to its last one.
+    # An annotation is not a kernel: it lasts from its first kernel to its last one.
     events = [
         event
         for event in profiler.events()

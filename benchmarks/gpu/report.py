@@ -64,7 +64,7 @@ def text(results: Results) -> str:
 
 
 def wrapped(line: str) -> str:
-    """Return a line in lines that are no wider than those of the pages; a table's row as it is."""
+    """Return a line in lines that are not wider than those of the pages; a table's row as it is."""
     if line.startswith("|"):
         return line
     return textwrap.fill(

@@ -67,7 +67,7 @@ def _chosen_class_path(given: list[flags.Setting], flag: str, base: type) -> str
     """Return the import path of the class that a flag chooses; None without one.
 
     As for the parser, a name without a module is that of an imported subclass, and a file has the
-    class's settings. Raises any exception if it is no subclass of `base`.
+    class's settings. Raises any exception if it is not a subclass of `base`.
     """
     names = [setting.value for setting in given if setting.flag == flag]
     chosen = next((name for name in reversed(names) if name not in ("", "null")), None)
@@ -78,7 +78,7 @@ def _chosen_class_path(given: list[flags.Setting], flag: str, base: type) -> str
     if "." not in chosen:
         return next(class_path(kind) for kind in _descendants(base) if kind.__name__ == chosen)
     if not issubclass(find_class(chosen), base):
-        raise TypeError(f"{chosen} is no {base.__name__}")
+        raise TypeError(f"{chosen} is not a {base.__name__}")
     return chosen
 
 

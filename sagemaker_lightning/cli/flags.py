@@ -133,7 +133,7 @@ def _settings_of_flag(flag: str, words: list[str]) -> Iterator[Setting]:
 
 
 def settings_in(name: str) -> dict[str, Any]:
-    """Return the settings in a file of flags; UserError if it is no YAML mapping."""
+    """Return the settings in a file of flags; UserError if it is not a YAML mapping."""
     try:
         settings = yaml.safe_load(Path(name).read_text())
         # ValueError for a value that contains itself

@@ -363,7 +363,8 @@ def _explain_wrong_file(flag: str, words: list[str], application: Application) -
         known = ", ".join(application.recipe_files)
         allowed = f"a file, or one of {known}" if known else "a file"
         return (
-            f"--config: found {shown(name)}, which is no file in {Path.cwd()}; expected {allowed}"
+            f"--config: found {shown(name)}, which is not a file in {Path.cwd()}; "
+            f"expected {allowed}"
         )
     try:
         flags.settings_in(name)
@@ -456,8 +457,8 @@ def _join_lines(lines: list[str], unexplained: Iterable[str] = (), end: str = ""
     text = ""
     left_out = []
     for message, names in flags_of.items():
-        no_flags = "are no flags" if len(names) > 1 else "is no flag"
-        part = f"{listed(names, 200)}: {message.replace('is no flag', no_flags)}"
+        no_flags = "are not flags" if len(names) > 1 else "is not a flag"
+        part = f"{listed(names, 200)}: {message.replace('is not a flag', no_flags)}"
         if text and len(text) + len(part) > MAX_CHARACTERS - 100:
             left_out += names
         else:
@@ -492,10 +493,10 @@ class KnownFlags:
         """Return the line for an unknown flag: its replacement, similar or all flags."""
         if not flag.strip("-"):
             what = flag or "an empty argument"
-            return f"{what}: is no flag here; leave it out, or look at the variable that gave it"
+            return f"{what}: is not a flag here; leave it out, or look at the variable that gave it"
         group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")
         if name in REPLACED:
-            return f"{flag}: is no flag here; {REPLACED[name]}"
+            return f"{flag}: is not a flag here; {REPLACED[name]}"
         same_name = [key for key in self.flags if key.rpartition(".")[2].lstrip("-") == name]
         names = [
             key.removeprefix(f"--{group}.") for key in self.flags if key.startswith(f"--{group}.")
@@ -506,15 +507,15 @@ class KnownFlags:
             or closest(flag, [*self.flags], 0.8)
         )
         if matches:
-            return f"{flag}: is no flag here; did you mean {' or '.join(matches)}?"
+            return f"{flag}: is not a flag here; did you mean {' or '.join(matches)}?"
         if names:
             more = f"; see {REFERENCE_PAGES[group]}" if group in REFERENCE_PAGES else ""
-            return f"{flag}: is no flag here; --{group} has {listed(names, 250)}{more}"
+            return f"{flag}: is not a flag here; --{group} has {listed(names, 250)}{more}"
         single = [key for key in self.flags if "." not in key]
         groups = dict.fromkeys(key.partition(".")[0] for key in self.flags if "." in key)
         rest = f"; in groups: {', '.join(groups)}" if groups else ""
         return (
-            f"{flag}: is no flag here; flags are "
+            f"{flag}: is not a flag here; flags are "
             f"{', '.join(key for key in single if key not in groups)}{rest}"
         )
 

@@ -114,7 +114,7 @@ def check_file_name(callback: ModelCheckpoint) -> None:
     try:
         path = Path(callback.format_checkpoint_name(values))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        problem = f"which is no format ({type(error).__name__}: {error})"
+        problem = f"which is not a format ({type(error).__name__}: {error})"
     else:
         # While it is written, the name has an end; SageMaker's marks have another.
         if len(os.fsencode(path.name)) <= LONGEST_FILE_NAME and "\0" not in str(path):

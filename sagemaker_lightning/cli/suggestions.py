@@ -108,7 +108,7 @@ def _is_made_by_flags(kind: type) -> bool:
 
 
 def why_not(given: str) -> str:
-    """Return why an import path fails; "" if it does not, or is no import path."""
+    """Return why an import path fails; "" if it does not, or is not an import path."""
     module, _, name = given.rpartition(".")
     if not module or not all(part.isidentifier() for part in given.split(".")):
         return ""

@@ -372,7 +372,7 @@ def replace_loading(
     (`weights_only`, which Lightning has since 2.6). `accept` then gets what the file has, to remove
     from it what is not to be loaded.
 
-    UserError if that file is no checkpoint that a training can begin with.
+    UserError if that file is not a checkpoint that a training can begin with.
     """
     connector = trainer._checkpoint_connector
     # Lightning's own, even if this was called before.

@@ -73,7 +73,7 @@ def write_instead(path: Path, data: bytes) -> None:
     """Write a small file in the place of whatever is there, which is not followed.
 
     A job's program may have left anything there: a pipe would wait for a reader, a link would lead
-    elsewhere. A folder gets another name; all else is removed. If the file's own folder is no
+    elsewhere. A folder gets another name; all else is removed. If the file's own folder is not a
     folder any more, it is made again in the same way. On a full disk, this needs no more room than
     what was there.
 

@@ -100,7 +100,7 @@ def better_reason(silence: float) -> float:
     return min(3 * ENDS_BY_ITSELF, silence)
 
 
-def faults_are_told(lost_host_ends_job: float) -> float:
+def faults_are_known(lost_host_ends_job: float) -> float:
     """Return how long a host waits until all others have said how their programs ended.
 
     Until then, each has noticed the loss, and ended its program.

@@ -21,8 +21,8 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import report_uncaught
 from sagemaker_lightning.contract.restart import ContainerRestart
 
-# SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
-# data.
+# SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are not
+# training data.
 CODE_CHANNELS = {"code", "sm_drivers"}
 GROUPS_VARIABLE = "SM_INSTANCE_GROUPS_DICT"
 DRILL_VARIABLE = "SAGEMAKER_LIGHTNING_DRILL"

@@ -366,7 +366,8 @@ def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False
 def written(failure_file: Path) -> str:
     """Return the reason that a failure file has, or its beginning; "" if it has none.
 
-    The job's program may have written it. What is no regular file has no reason and is not opened.
+    The job's program may have written it. What is not a regular file has no reason: it is not
+    opened.
     """
     with suppress(OSError):
         if not stat.S_ISREG(failure_file.lstat().st_mode):

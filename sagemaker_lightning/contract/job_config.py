@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         if not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
         content = json.loads(path.read_bytes().decode())

@@ -106,7 +106,7 @@ def torch_distributed(environment: SageMakerEnvironment) -> dict[str, str]:
 def main_port(variables: Mapping[str, str]) -> int:
     """Return the port of the rendezvous: MASTER_PORT, or MAIN_PORT without it.
 
-    The watch (nodes/watchdog.py) uses the port after it. Raises UserError if MASTER_PORT is no
+    The watch (nodes/watchdog.py) uses the port after it. Raises UserError if MASTER_PORT is not a
     number from 1 to 65534.
     """
     port = variables.get("MASTER_PORT", str(MAIN_PORT))

@@ -177,7 +177,7 @@ class Batches(Sampler[Any]):
         # The order of that iteration, if it is drawn already.
         self.begun: Sequence[Any] | None = None
         self.of_rank: tuple[int, ...] = ()
-        """This rank, if each draws samples of its own, by positions that are no others'."""
+        """This rank, if each draws samples of its own, by positions that nobody else has."""
         self.order_rank = 0
         """This rank, if the sampler's generators are its own."""
         self.drawn = 0

@@ -61,7 +61,7 @@ class _Unseeded:
     def end(self) -> None:
         """Use the operating system's entropy again.
 
-        This is for a child process, which is no data worker until it starts as one.
+        This is for a child process, which is not a data worker until it starts as one.
         """
         self.thread = 0
 

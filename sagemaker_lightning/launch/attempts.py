@@ -160,13 +160,13 @@ def _restart(
     `error` then has an attribute that says how often the program was started again.
     """
     own = job_end.fault_of(error, watchdog)
-    told_at = time.monotonic()
+    said_at = time.monotonic()
     watchdog.tell_fault(own)
     faults: dict[str, Fault | None] = {here.current_host: own}
     if restarts.most and own.kind not in LAST_KINDS:
-        faults |= watchdog.wait_for_faults(deadlines.faults_are_told(here.peer_timeout))
+        faults |= watchdog.wait_for_faults(deadlines.faults_are_known(here.peer_timeout))
     now = time.monotonic()
-    faults[here.current_host] = own.aged(now - told_at)
+    faults[here.current_host] = own.aged(now - said_at)
     faults = dict(sorted(faults.items()))
     why_not = restarts.why_not(faults, now)
     if not why_not:

@@ -140,10 +140,10 @@ channels() {
     local folder list=""
     for folder in "$base"/input/data/*; do
         [[ -e $folder || -L $folder ]] || continue
-        [[ -d $folder ]] || fail "$folder: is no folder; expected the folder of a channel: mount one there, or mount a file" \
+        [[ -d $folder ]] || fail "$folder: is not a folder; expected the folder of a channel: mount one there, or mount a file" \
             "within it ($folder/NAME)"
         [[ $(basename "$folder") =~ ^[A-Za-z0-9._-]{1,64}$ ]] ||
-            fail "$folder: is no name of a channel; expected up to 64 letters, digits and ._-"
+            fail "$folder: is not a name of a channel; expected up to 64 letters, digits and ._-"
         list+="${list:+, }\"$(basename "$folder")\": {\"TrainingInputMode\": \"File\"}"
     done
     echo "{$list}"

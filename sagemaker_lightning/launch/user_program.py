@@ -255,7 +255,7 @@ def _download(address: str, path: str) -> None:
 
 
 def _check_archive(path: str) -> None:
-    """Raise ValueError if a file is no archive, is damaged or cannot be unpacked safely.
+    """Raise ValueError if a file is not an archive, is damaged or cannot be unpacked safely.
 
     The toolkit would take any other file for the source itself.
     """

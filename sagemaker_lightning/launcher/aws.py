@@ -60,7 +60,7 @@ def image_parts(uri: str) -> re.Match[str]:
 def region(region_flag: str | None, otherwise: str | None = None) -> str:
     """Return --region, or the environment's or the profile's region, or `otherwise`.
 
-    Raises ValueError if there is none, or if it is no region's name.
+    Raises ValueError if there is none, or if it is not a region's name.
     """
     name = region_flag or os.environ.get("AWS_REGION") or session().region_name or otherwise
     if not name:

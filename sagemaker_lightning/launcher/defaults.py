@@ -22,7 +22,8 @@ def read(path: str, flags: Mapping[str, Any]) -> list[str]:
         flags: For each flag, without its dashes, what it is where nobody gives it: a list if it may
             be repeated, a boolean if it has no value.
 
-    Raises ValueError if the file cannot be read, or has what is no flag or no value of a flag.
+    Raises ValueError if the file cannot be read, has a key that is not a flag, or a value that the
+    flag does not take.
     """
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -180,11 +180,11 @@ def report(site: Site, job: Job) -> int:
     reason = plain(job.get("FailureReason") or f"the job ended as {status}")
     print(f"error: {reason}", file=sys.stderr)
     if status == "Stopped":
-        print(_how_to_go_on(site, job), file=sys.stderr)
+        print(_how_to_continue(site, job), file=sys.stderr)
     return 1
 
 
-def _how_to_go_on(site: Site, job: Job) -> str:
+def _how_to_continue(site: Site, job: Job) -> str:
     """Return the line that says how a job that was stopped continues."""
     if "CheckpointConfig" not in job:
         return "it cannot continue: it had no --checkpoints; start it again with one"

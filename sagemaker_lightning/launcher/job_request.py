@@ -46,7 +46,7 @@ METRICS = {
     "step": f"{NAME}step=([0-9]+)",
 }
 
-# A shorter value is no key, whatever its name: TOKENIZERS_PARALLELISM=false.
+# A shorter value is not a key, whatever its name: TOKENIZERS_PARALLELISM=false.
 SHORTEST_KEY_CHARACTERS = 16
 OPTION = re.compile(r",(mode|distribution|group|access)=([^,]*)$")
 # A folder of a file system in the VPC, as --channel names it, and SageMaker's name of its kind.
@@ -164,7 +164,7 @@ def own_metrics(args: argparse.Namespace) -> dict[str, str]:
             groups = re.compile(regex).groups
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"--metric {name}: found {regex!r}, which is no regular expression ({error}); "
+                f"--metric {name}: found {regex!r}, which is not a regular expression ({error}); "
                 "correct it, e.g. loss=([0-9.]+)"
             ) from None
         if not groups:

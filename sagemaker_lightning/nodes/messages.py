@@ -214,7 +214,7 @@ class RankMessage(_Message):
     Args:
         rank: Name of the rank, sent once.
         status: What it does.
-        done: Whether it is complete: its end is no failure.
+        done: Whether it is complete: its end is not a failure.
         failed: Why it fails.
         stopped: Why it ends, where the cause is a request to stop.
     """

@@ -51,7 +51,7 @@ MARK_VARIABLE = "SAGEMAKER_LIGHTNING_TRAIN"
 class StoppedBeforeStart(BaseException):
     """The job was asked to stop before its program was started.
 
-    It is no Exception: the toolkit would take that for a failure of pip.
+    It is not an Exception: the toolkit would take that for a failure of pip.
     """
 
 

@@ -78,7 +78,7 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
                         )
                     else:
                         quota, period = (folder / "cpu.max").read_text().split()
-                    if int(quota) > 0:  # "max" is no number, -1 is version 1's
+                    if int(quota) > 0:  # "max" is not a number, -1 is version 1's
                         yield int(quota) / int(period)
 
 

@@ -66,7 +66,7 @@ class LiveDraws:
         self.before = None
         if number >= BATCHES_WATCHED or is_known:
             return
-        # What a sampler changes itself, as a step draws, is no change by training.
+        # What a sampler changes itself, as a step draws, is not a change by training.
         if not lightning_loops.steps_draw_batches(lightning_loops.fetcher(self.trainer)):
             self.before = followed_draws.values_followed(self._drawers())
 

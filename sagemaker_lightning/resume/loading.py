@@ -38,7 +38,7 @@ CLASSES_OF_ENTRIES: dict[str, type | tuple[type, ...]] = {
     "ranks": (list, tuple),
     "exact_values": Mapping,
 }
-"""What those entries are of that are no numbers."""
+"""What those entries are of that are not numbers."""
 
 
 def refuse_another_model(run: "Run") -> None:

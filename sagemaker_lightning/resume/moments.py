@@ -259,7 +259,7 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         if not self.trainer.sanity_checking:
             self.of.validation_begins()
             return super().run()
-        self.setup_data()  # the data are no change
+        self.setup_data()  # the data are not a change
         with self.of.sanity_check():
             return super().run()
 

@@ -64,13 +64,13 @@ def _read_limited(file: BinaryIO, largest: int) -> bytes:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _check_manifest(manifest: Any) -> None:
     """Raise ValueError unless this is a valid manifest in the format of rows/parts.py."""
     if type(manifest) is not dict or _is_deeper(manifest, MAX_DEPTH):
-        raise ValueError("it is no JSON object, or too deep a one")
+        raise ValueError("it is not a JSON object, or too deep a one")
     for key, types in KEY_TYPES.items():
         if type(manifest.get(key)) not in types or key not in manifest:
             raise ValueError(f"{key} is missing, or of another kind than {types[0].__name__}")

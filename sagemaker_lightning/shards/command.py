@@ -324,7 +324,7 @@ def _scanned(path: Path) -> Written:
                 sample[field] = content.read()
                 places[field] = (member.offset_data, member.size)
             if not _has_only_zeros_after(path, archive.offset):
-                raise ValueError(f"byte {archive.offset} is no header, and not the archive's end")
+                raise ValueError(f"byte {archive.offset} is not a header or the archive's end")
     except Exception as error:  # tarfile raises nearly any of them for a damaged header
         raise UserError(
             f"{path}: found no whole tar shard ({printable(str(error))[:200]}); make it again"

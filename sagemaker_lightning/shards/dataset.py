@@ -171,7 +171,7 @@ class ShardedDataset(Dataset[Any]):
 def _prefetcher(
     process: int, cache: DiskCache, location: str, shards: tuple[Shard, ...]
 ) -> Prefetcher:
-    """Return this process's thread that fetches; it is no part of a dataset, so none is copied."""
+    """Return this process's thread that fetches; it is not part of a dataset, so none is copied."""
     return Prefetcher(cache, source(location), shards)
 
 

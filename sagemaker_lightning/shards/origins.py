@@ -70,7 +70,7 @@ def origin_at(path: Path, seed: int) -> Origin:
 class ImageFolder(Origin):
     """A folder with a folder of images for each class, which may have folders within.
 
-    Folders whose names begin with a dot, and files that are no images by their names, are left out.
+    It leaves out folders whose names begin with a dot, and files whose names are not images'.
     """
 
     def __init__(self, folder: Path, seed: int) -> None:

@@ -241,7 +241,7 @@ def _judged(error: Exception) -> tuple[str, float | None]:
     passing = (
         *(exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError),
         *(exceptions.CredentialRetrievalError, exceptions.MetadataRetrievalError),
-        # What is no answer of S3, such as a proxy's; what botocore does not give a class of its own
+        # An answer that is not S3's, such as a proxy's; what botocore gives no class of its own
         *(ResponseParserError, HTTPError, Overdue, exceptions.FlexibleChecksumError),
     )
     if isinstance(error, passing):

@@ -24,7 +24,7 @@ def is_small(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """Return the number of elements of a value; 1 if it is no container."""
+    """Return the number of elements of a value; 1 if it is not a container."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, np.ndarray):

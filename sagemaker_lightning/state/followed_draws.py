@@ -113,7 +113,7 @@ def _drawing_instructions(function: types.FunctionType) -> list[dis.Instruction]
     """
     instructions = list(dis.get_instructions(function))
     yields = [each.offset for each in instructions if each.opname == "YIELD_VALUE"]
-    if not yields:  # it is no generator, or reaches none
+    if not yields:  # it is not a generator, or reaches none
         return []
     first = min(yields)
     loops = [

@@ -119,7 +119,7 @@ def seed_sequence(
         spawned: How many children it has.
 
     Raises:
-        ValueError: It is no such description.
+        ValueError: It is not such a description.
     """
     for each in (numbers or [], spawn_key):
         if len(each) > MAX_SEED or not all(type(number) is int and number >= 0 for number in each):
@@ -136,7 +136,7 @@ def restore(generator: Any, state: Any) -> None:
     """Restore a generator's state, as `state_of` returned it.
 
     Raises:
-        ValueError, TypeError, ...: It is no state of such a generator.
+        ValueError, TypeError, ...: It is not a state of such a generator.
     """
     if isinstance(generator, random.Random):
         generator.setstate(state)

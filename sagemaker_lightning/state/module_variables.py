@@ -442,7 +442,7 @@ def _variables_of_code(
 def results_kept(roots: Mapping[str, Any]) -> list[Any]:
     """Return the user's functions that keep results by their arguments (functools.lru_cache).
 
-    One without arguments keeps the one object of a program, which is no result of anything.
+    One without arguments keeps the one object of a program, which is not the result of anything.
 
     Args:
         roots: The objects from which the user's code is reached, by name.

@@ -735,7 +735,7 @@ def _slots(class_: type) -> tuple[str, ...]:
 def has_place_for(owner: Any, name: str, value: Any) -> bool:
     """Return whether `attributes` would have a value if the object had it by this name.
 
-    If not, it is no state of a user's: such as a folder that a library's callback writes to, a
+    If not, it is not a state of a user's: such as a folder that a library's callback writes to, a
     layer, or a number in place of a method. A checkpoint, which is input, sets no such attribute.
 
     Args:
@@ -830,9 +830,9 @@ def _set_by_libraries(class_: type, but: tuple[str, ...]) -> frozenset[str]:
 def _own_attributes(base: type) -> set[str]:
     """Return the names of attributes that a library's class declares, or sets on its own objects.
 
-    Names that its code has for other objects are not among them: a user's `self.step` is no state
-    of Lightning's because Lightning calls `optimizer.step()`. Its methods are not, either: what an
-    object has in place of one, a user has put there.
+    Names that its code has for other objects are not among them: a user's `self.step` is not a
+    state of Lightning's because Lightning calls `optimizer.step()`. Its methods are not, either:
+    what an object has in place of one, a user has put there.
     """
     names = {*getattr(base, "__annotations__", ())}
     for name, member in vars(base).items():
@@ -916,7 +916,7 @@ def modules_in(function: types.FunctionType) -> dict[types.ModuleType, frozenset
     """
     names = names_in_code(function.__code__)
     by_text = not BY_TEXT.isdisjoint(names)
-    # One that the function imports itself is no variable of its own module.
+    # One that the function imports itself is not a variable of its own module.
     found = (function.__globals__.get(name, sys.modules.get(name)) for name in sorted(names))
     return {
         module: names | names_of_variables(vars(module)) if by_text else names

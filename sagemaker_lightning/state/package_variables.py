@@ -122,7 +122,7 @@ def trained_tensors(objects: Iterable[Any]) -> Iterator[Trained]:
     """Yield the leaf tensors with `requires_grad` that variables of packages lead to, once each.
 
     The packages are those that the user's modules import, or the modules in which the classes of
-    `objects` are: as far as they are installed, use torch, and are none of object_graph.LIBRARIES.
+    `objects` are: as far as they are installed, use torch, and are not in object_graph.LIBRARIES.
 
     Args:
         objects: Objects of the training, such as the model.

@@ -281,7 +281,7 @@ class Service:
     def inject(self, order: object) -> str:
         """Let a fault happen on a person's order; return a line about it.
 
-        Raises ValueError if that is not possible, with the reason. What comes of the fault is in
+        Raises ValueError if that is not possible, with the reason. The effect of the fault is in
         the job's record.
         """
         names = ["fault", "name"]

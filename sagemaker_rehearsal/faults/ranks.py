@@ -41,7 +41,7 @@ def find_ranks(pid: int) -> dict[int, int]:
             ranks.setdefault(number, process)
     if ranks and 0 not in ranks:
         first = ranks[min(ranks)]
-        # A launcher of its own is no rank.
+        # A launcher of its own is not a rank.
         if family[first] in family and TORCHRUN not in _variables(first):
             ranks[0] = family[first]
     if not ranks and family:

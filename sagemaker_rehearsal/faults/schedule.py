@@ -94,7 +94,7 @@ class DueInterruption:
 def ordered(order: object) -> tuple[str, list[str], bool, float]:
     """Return job, hosts, whether warned, and gap of an interruption by hand.
 
-    Raises ValueError if `order` is no valid order.
+    Raises ValueError if `order` is not a valid order.
     """
     names = ("name", "hosts", "warned", "gap")
     if not isinstance(order, dict) or set(order) != set(names):

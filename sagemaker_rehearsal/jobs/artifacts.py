@@ -116,7 +116,7 @@ def _usable(
                 failed(name, error.strerror)
                 continue
         elif not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
-            failed(name, "it is no regular file")
+            failed(name, "it is not a regular file")
             continue
         yield name, state
 

@@ -58,7 +58,7 @@ def deliver(
     hosts: dict[Host, Layout],
     shared: Path,
     allow: list[Path],
-    go_on: Callable[[], None],
+    check_not_ended: Callable[[], None],
 ) -> None:
     """Put each channel into the folder of each host that gets it.
 
@@ -68,7 +68,7 @@ def deliver(
         hosts: The folders of each host.
         shared: A folder for one copy of each channel.
         allow: The folders that file:// channels may be in.
-        go_on: Raises Ended if the job must stop.
+        check_not_ended: Raises Ended if the job must stop.
 
     Objects of a ShardedByS3Key channel are dealt out in the order of their keys, one after another,
     to the hosts that get the channel; how the service deals them is not documented. The files of a
@@ -79,7 +79,12 @@ def deliver(
         folder = shared / channel["ChannelName"]
         names = sorted(
             fetch(
-                s3, channel["DataSource"]["S3DataSource"], folder, request["RoleArn"], allow, go_on
+                s3,
+                channel["DataSource"]["S3DataSource"],
+                folder,
+                request["RoleArn"],
+                allow,
+                check_not_ended,
             )
         )
         sharded = (
@@ -90,14 +95,19 @@ def deliver(
             target = hosts[host].channel(channel["ChannelName"])
             target.mkdir()
             for name in names[number :: len(receivers)] if sharded else names:
-                go_on()
+                check_not_ended()
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 copy_or_link(folder / name, target / name)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def fetch(
-    s3, source: dict, folder: Path, role: str, allow: list[Path], go_on: Callable[[], None]
+    s3,
+    source: dict,
+    folder: Path,
+    role: str,
+    allow: list[Path],
+    check_not_ended: Callable[[], None],
 ) -> list[str]:
     """Copy the data at a channel's address into `folder`; return the files' names.
 
@@ -108,10 +118,10 @@ def fetch(
     bucket, prefix = clients.split(uri)
     try:
         if uri.startswith("file://"):
-            return fetch_files(local(uri), uri, folder, allow, go_on)
+            return fetch_files(local(uri), uri, folder, allow, check_not_ended)
         keys = {relative(key, prefix): key for key, _ in clients.objects(s3, bucket, prefix)}
         for name, key in keys.items():
-            go_on()
+            check_not_ended()
             path = inside(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, key, str(path), Config=clients.ONE_PIECE_TRANSFER)
@@ -129,7 +139,7 @@ def fetch(
 
 
 def fetch_files(
-    source: Path, uri: str, folder: Path, allow: list[Path], go_on: Callable[[], None]
+    source: Path, uri: str, folder: Path, allow: list[Path], check_not_ended: Callable[[], None]
 ) -> list[str]:
     """Copy a folder of this machine, or one file; return the names of the files.
 
@@ -142,7 +152,7 @@ def fetch_files(
         )
     base = source.parent if source.is_file() else source
     for path in files:
-        go_on()
+        check_not_ended()
         if not below(path, allow):
             raise JobFailed(
                 f"ClientError: Data download failed: {uri}: found {path}, a link out of it, "
@@ -168,7 +178,7 @@ def inside(folder: Path, name: str) -> Path:
     """Return the path of `name` below `folder`; JobFailed if no file below it can have the name."""
     if ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name:
         raise JobFailed(
-            f"ClientError: Data download failed: the S3 key {name!r} is no name of a file"
+            f"ClientError: Data download failed: the S3 key {name!r} is not a name of a file"
         )
     return folder / name
 

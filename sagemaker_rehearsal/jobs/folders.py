@@ -191,7 +191,7 @@ def _open_regular(name: str, folder: int, state: os.stat_result) -> Steady:
 
 def _check_regular(state: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(state.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", name)
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
 
 
 def _is_key(name: str) -> bool:

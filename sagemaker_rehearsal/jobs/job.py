@@ -204,7 +204,7 @@ class Job(threading.Thread):
         rules, why = self.schedule.never_due(), reason
         if not record.spot:
             rules = self.settings.interrupt
-            why = "the job is no spot job (EnableManagedSpotTraining)"
+            why = "the job is not a spot job (EnableManagedSpotTraining)"
         record.note_never_due("--interrupt", [rule.text for rule in rules], why)
         faults = [fault.text for fault in self.faults.never_due()]
         record.note_never_due("--fault", faults, reason)

@@ -88,7 +88,7 @@ def _last_value(pattern: re.Pattern, text: str) -> float | None:
     for match in pattern.finditer(text):
         try:
             value = float(match[1] if pattern.groups else match[0])
-        # No group took part, or it is no number.
+        # No group took part, or it is not a number.
         except (TypeError, ValueError):
             continue
         # JSON has only finite numbers.

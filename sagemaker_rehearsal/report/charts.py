@@ -26,7 +26,7 @@ MAX_STRETCHES = 50
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 # Values beyond this are not drawn, like those that are not numbers.
 LARGEST_VALUE = 1e15
-# Values that are no further apart are drawn as the same one.
+# Values that are not further apart are drawn as the same one.
 SMALLEST_RANGE = 1e-30
 
 Points = list[tuple[float, float]]

@@ -290,7 +290,7 @@ def test_a_program_that_sdk_3_starts_is_started_again(sdk_3_job):
 
 
 def test_other_shells_are_as_before(container, tmp_path: Path):
-    """Of a person, of a script, in strict mode; and with a BASH_ENV of one's own."""
+    """A person's, a script's, one in strict mode, and one with a BASH_ENV of its own."""
     (tmp_path / "own.sh").write_text("echo own")
     own = (*mount(tmp_path, "/own", "ro"), "--env", "BASH_ENV=/own/own.sh")
     for options, arguments, printed in (
@@ -569,7 +569,7 @@ def test_a_compiler_is_a_build_argument(image: str, tag: str):
 def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     """BuildKit builds the fixture's image; the legacy builder runs every instruction, too.
 
-    Of the packages it installs only the toolkit: the others take disk and minutes.
+    It installs only the toolkit among the packages: the others take disk and minutes.
     """
     lock = source / "locks/image.txt"
     few_packages = "".join(

@@ -181,7 +181,7 @@ def test_every_command_between_the_lines_is_in_the_table():
 def test_every_block_of_commands_is_run():
     """A page with tests of its own has such blocks.
 
-    A block that shows output has no language, and is no command.
+    A block that shows output has no language, and is not a command.
     """
     for page in TESTS:
         assert any(language == "sh" for language, _ in FENCE.findall(PAGES[page])), page

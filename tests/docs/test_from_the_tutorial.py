@@ -85,16 +85,15 @@ def test_the_page_has_the_table_of_the_program():
 def test_what_replaced_an_old_flag_is_said(flag, text):
     with pytest.raises(UserError) as error:
         Parsed(SageMakerEnvironment(), [f"{flag}=1"], APPLICATION)
-    assert (
-        str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
-    )
+    text = text.replace("`", "").replace(chr(92), "")
+    assert str(error.value) == f"{flag}: is not a flag here; {text}"
 
 
 @pytest.mark.parametrize(
     "name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"]
 )
 def test_the_group_of_a_flag_without_one_is_suggested(name):
-    says = rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"
+    says = rf"^--{name}: is not a flag here; did you mean --(trainer|data).{name}\?$"
     with pytest.raises(UserError, match=says):
         Parsed(SageMakerEnvironment(), [f"--{name}=1"], APPLICATION)
 

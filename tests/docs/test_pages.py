@@ -73,7 +73,7 @@ def test_the_readme_promises_no_figure_that_is_not_measured():
 
 
 def test_the_readme_and_the_page_of_interruptions_cite_the_same_rounds():
-    """Of the zoo, and of strangers' programs."""
+    """The rounds of the zoo, and of strangers' programs."""
     rows = re.findall(r"^\| (?:Interrupted jobs|Strangers).*$", PAGES["README.md"], re.MULTILINE)
     table = re.search(
         r"^\| what was interrupted.*?\n\n",

@@ -28,6 +28,7 @@ from sagemaker_lightning.resume.check import journal
 pytestmark = pytest.mark.slow
 
 BLOCKS = [(page, *block) for page in PAGES if page not in TESTS for block in blocks(page)]
+# Blocks of the SDKs and parts of scripts are not run: test_names_of_pages.py reads their imports.
 COMMANDS = [block for block in BLOCKS if "from sagemaker" not in block[2]]
 NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 # The README's containers show what those of the other pages show. A page's blocks stay together.
@@ -187,7 +188,7 @@ def test_the_five_lines_say_what_the_page_says(tmp_path):
         process = warm.start(command, tmp_path, environment)
         while process.poll() is None:
             time.sleep(0.02)
-            # It does not go on while it is looked at: an epoch of this program takes 70 ms.
+            # It stands still while it is looked at: an epoch of this program takes 70 ms.
             process.send_signal(signal.SIGSTOP)
             if _journal_goes_beyond_the_checkpoint(tmp_path):
                 break

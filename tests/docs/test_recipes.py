@@ -167,7 +167,7 @@ def test_a_compiled_model_is_compiled_when_it_is_first_used(shallow, monkeypatch
 
 
 def test_what_the_steps_log(shallow):
-    """Of validation and test it is the mean over all ranks, weighted by the batches' sizes."""
+    """Validation and test log the mean over all ranks, weighted by the batches' sizes."""
     model = ResNet18(num_classes=10, label_smoothing=0.3).eval()
     images = torch.rand(5, 3, 8, 8)
     logits = model(images).detach()

@@ -1,4 +1,4 @@
-"""Trains a tiny model on a loader of a library's, and interrupts itself where it is told to.
+"""Trains a tiny model on a loader of a library's, and interrupts itself where it is asked to.
 
 What each step had is written to `seen.jsonl` in the working folder, and the weights at the end to
 `weights.pt`.
@@ -113,7 +113,7 @@ def train(
     Args:
         loaders: Functions that make a loader of the options `num_workers`, `persistent_workers`.
         numbers: Returns a float tensor of a batch.
-        set_epoch: The loaders whose dataset is told the epoch.
+        set_epoch: The loaders whose dataset gets the epoch.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=loaders)

@@ -63,7 +63,7 @@ def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
 
 
 def test_an_iteration_of_somebody_elses_sees_all_of_the_epoch():
-    """A loader that was told where an epoch begins starts there, wherever training is."""
+    """A loader that knows where an epoch begins starts there, wherever training is."""
     resident_loader = loader(position=lambda: (1, 9))
     assert len(list(resident_loader)) == 2
     resident_loader.begin(1, 4)

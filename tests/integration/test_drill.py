@@ -284,7 +284,7 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
-    pids_file = tmp_path / "told"
+    pids_file = tmp_path / "pids"
     command = [
         sys.executable,
         "-m",

@@ -175,7 +175,7 @@ def test_a_folder_with_a_name_that_no_channel_has_is_one_line(job: Job):
     job.write('input/data/a"b/file', "")
     run = job.run()
     assert run.returncode == 1 and run.stdout == (
-        f'error: {job.base}/input/data/a"b: is no name of a channel; expected up to 64 '
+        f'error: {job.base}/input/data/a"b: is not a name of a channel; expected up to 64 '
         "letters, digits and ._-\n"
     )
     assert job.failure == run.stdout
@@ -194,8 +194,8 @@ def test_a_file_in_place_of_a_channel_is_one_line(job: Job, is_link):
         path.touch()
     run = job.run()
     assert run.returncode == 1 and run.stdout == job.failure == (
-        f"error: {path}: is no folder; expected the folder of a channel: mount one there, or mount "
-        f"a file within it ({path}/NAME)\n"
+        f"error: {path}: is not a folder; expected the folder of a channel: mount one there, "
+        f"or mount a file within it ({path}/NAME)\n"
     )
 
 

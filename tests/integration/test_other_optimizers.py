@@ -164,7 +164,7 @@ class Fails(pl.Callback):
 
     def on_train_batch_end(self, trainer, *_):
         if trainer.current_epoch == 1 and trainer.global_step % 4 == 3:
-            raise RuntimeError("as it was told")
+            raise RuntimeError("as it was asked to")
 
 
 @pytest.mark.slow

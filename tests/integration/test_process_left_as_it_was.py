@@ -182,7 +182,7 @@ class Fails(pl.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 1:
-            raise RuntimeError("as it was told")
+            raise RuntimeError("as it was asked to")
 
 
 class FailsAfterSignal(Fails):
@@ -271,7 +271,7 @@ def test_a_rank_may_outlive_its_launcher_except_while_it_trains(tmp_path: Path, 
 def test_a_training_that_fails_leaves_no_file_open_and_no_folder_locked(tmp_path: Path):
     open_files = []
     for name in ("a", "b"):
-        with pytest.raises(RuntimeError, match="as it was told"):
+        with pytest.raises(RuntimeError, match="as it was asked to"):
             short_trainer(tmp_path / name, Fails()).fit(Untested())
         gc.collect()  # another test's files
         open_files.append(len([*Path("/proc/self/fd").iterdir()]))
@@ -292,7 +292,7 @@ def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
     ("handler", "says"), [("signal.SIG_DFL", True), ("signal.SIG_IGN", True), ("print", False)]
 )
 def test_who_loses_sigterm_is_known(handler: str, says: bool):
-    """Of any process; test_foreign_image.py has what comes of it in a container."""
+    """For any process; test_foreign_image.py shows the effect in a container."""
     code = f"import signal; signal.signal(signal.SIGTERM, {handler}); print(1, flush=True); input()"
     command = [sys.executable, "-I", "-S", "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -24,7 +24,7 @@ from sagemaker_lightning.process.threads import usable_cpus
 
 pytestmark = pytest.mark.slow
 
-# What a user's own script may do when it is told to stop: it saves for two seconds.
+# What a user's own script may do when it is asked to stop: it saves for two seconds.
 SAVER = """
 import os, signal, sys, time
 def save(number, frame):

@@ -201,7 +201,7 @@ def test_other_peoples_model_and_data(tmp_path):
 
 
 MISTAKES = {
-    "an unknown flag": ({"trainer.max_epoch": "5"}, {}, "--trainer.max_epoch: is no flag"),
+    "an unknown flag": ({"trainer.max_epoch": "5"}, {}, "--trainer.max_epoch: is not a flag"),
     "a wrong value": ({"trainer.max_epochs": "five"}, {}, "--trainer.max_epochs: found 'five'"),
     "no channel": ({"data": "CIFAR10DataModule"}, {}, "channel `training`"),
     "an empty channel": (

@@ -131,7 +131,7 @@ class Validating(Classifier):
 
 @pytest.mark.slow
 def test_the_check_before_training_counts_once(tmp_path: Path):
-    """What is made with the data is no change: a resumed run may have another folder."""
+    """What is made with the data is not a change: a resumed run may have another folder."""
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, StopsAt(0, 2), limit_val_batches=2).fit(Validating("a"))
     short_trainer(tmp_path, limit_val_batches=2).fit(model := Validating("b"))

@@ -237,7 +237,7 @@ MISTAKES = {
     ),
     "a metric's expression": (
         ["--metric=loss=loss=([0-9"],
-        "--metric loss: found 'loss=([0-9', which is no regular expression (unterminated char",
+        "--metric loss: found 'loss=([0-9', which is not a regular expression (unterminated char",
     ),
     "a metric without a group": (
         ["--metric=loss=loss=[0-9.]+"],

@@ -112,7 +112,7 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
 # Docker's bridge
 
 BRIDGE_CASES = {
-    "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
+    "as docker says it": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
     "after that of IPv6": (
         [{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}],
         {},
@@ -134,7 +134,7 @@ BRIDGE_CASES = {
 
 @pytest.mark.parametrize("case", BRIDGE_CASES)
 def test_the_address_on_dockers_bridge(case):
-    """Of a fresh Debian 12 (docker.io 20.10.24), which names no Gateway, and of others."""
+    """That of a fresh Debian 12 (docker.io 20.10.24), which names no Gateway, and others."""
     config, options, address = BRIDGE_CASES[case]
     assert (
         bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options})

@@ -41,7 +41,7 @@ def test_the_name_of_an_object_in_a_channel(key, prefix):
 
 @pytest.mark.parametrize("name", ["..", "../a", "a/../../b", "a/..", "/etc/passwd"])
 def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
-    with pytest.raises(JobFailed, match="is no name of a file"):
+    with pytest.raises(JobFailed, match="is not a name of a file"):
         channels.inside(tmp_path, name)
     assert channels.inside(tmp_path, "a..b/...") == tmp_path / "a..b/..."
 
@@ -62,13 +62,15 @@ def test_a_stop_ends_the_copying_of_a_folder(tmp_path):
         (tmp_path / "data" / name).touch()
     asked = []
 
-    def go_on() -> None:
+    def check_not_ended() -> None:
         asked.append(None)
         if len(asked) == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        channels.fetch_files(tmp_path / "data", "file://", tmp_path / "copy", [tmp_path], go_on)
+        channels.fetch_files(
+            tmp_path / "data", "file://", tmp_path / "copy", [tmp_path], check_not_ended
+        )
     assert len(list((tmp_path / "copy").iterdir())) == 1
 
 
@@ -122,7 +124,7 @@ def test_an_address_with_nothing_at_it(s3, tmp_path, uri, reason):
 
 def test_a_key_that_leads_out_of_the_channel(s3, tmp_path):
     put_objects(s3, "data/../../out")
-    with pytest.raises(JobFailed, match="is no name of a file"):
+    with pytest.raises(JobFailed, match="is not a name of a file"):
         fetch(s3, "s3://bucket/data", tmp_path / "a/b/channel")
     assert file_texts(tmp_path) == {}
 

@@ -195,7 +195,7 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     with pytest.raises(JobFailed, match=says):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
     put_objects(s3, "run/../../x")
-    with pytest.raises(JobFailed, match="is no name of a file"):
+    with pytest.raises(JobFailed, match="is not a name of a file"):
         checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path / "a")
 
 

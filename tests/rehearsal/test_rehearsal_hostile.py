@@ -200,7 +200,7 @@ def test_a_folder_that_becomes_a_link(host, outside):
 
 
 def test_a_link_out_is_not_a_checkpoint(host, outside):
-    """A link that leads out is no checkpoint.
+    """A link that leads out is not a checkpoint.
 
     The uploader does not look at it. If it takes a checkpoint's place between the look and the
     copy, the uploader does not open it.
@@ -281,7 +281,7 @@ def test_what_is_not_a_file(host):
     with tarfile.open(fileobj=io.BytesIO(store.content["out/job/output/model.tar.gz"])) as tar:
         assert sorted(tar.getnames()) == ["file", "loop", "to-pipe"]
     for name in ("pipe", "socket") + ("device",) * (os.geteuid() == 0):
-        assert f"model: {name} of algo-1 is left out: it is no regular file" in notes
+        assert f"model: {name} of algo-1 is left out: it is not a regular file" in notes
 
 
 def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_path):

@@ -135,7 +135,7 @@ def test_the_newest_checkpoint_in_s3_is_damaged(injected, kind, left):
     objects = injected.store.objects
     for name in ("step-000000002.ckpt", "step-000000010.ckpt", "step-000000010.ckpt.json", "last"):
         objects["bucket", f"ck/{name}"] = b"abcd" if name.endswith("10.ckpt") else b"x"
-    objects["bucket", "ck/best-epoch=2-step=12.ckpt"] = b"newer, but nothing goes on from it"
+    objects["bucket", "ck/best-epoch=2-step=12.ckpt"] = b"newer, but nothing continues from it"
     before = dict(objects)
     rehearsed = with_faults(injected, f"{kind} checkpoint at step 3")
     injected.container().line_queue.put("step=3")

@@ -154,7 +154,7 @@ def test_notes_without_end(rehearsed):
     [
         (SPOT, "step=4", "the job's training ended after 0 s, at step 4"),
         (SPOT, "loss=4", "the job's training ended after 0 s, without a line with step="),
-        ({}, "step=4", "the job is no spot job (EnableManagedSpotTraining)"),
+        ({}, "step=4", "the job is not a spot job (EnableManagedSpotTraining)"),
     ],
 )
 def test_a_rule_that_never_came_due_is_reported_with_the_reason(rehearsed, fields, line, reason):

@@ -27,7 +27,7 @@ ROUTES = ["/", *(access.PATH + name for name in ("stream", "log", "file"))]
 ORDERS = [access.PATH + name for name in ("interrupt", "stop")]
 
 
-def check_nothing_told(response: TestResponse, status: int = 403) -> None:
+def check_nothing_revealed(response: TestResponse, status: int = 403) -> None:
     """Check that an answer says nothing of jobs."""
     assert response.status_code == status
     assert response.content_type.startswith("text/plain")
@@ -42,7 +42,7 @@ def test_without_the_token_nothing_is_answered_or_done(site, path, token):
         response = site.post(path, {}, token=token, job=arn)
     else:
         response = site.get(path, token=token, job=arn)
-    check_nothing_told(response)
+    check_nothing_revealed(response)
     assert "the address that the rehearsal has printed" in response.text
     assert (
         site.service.jobs[arn].control.messages.empty() and not site.service.jobs[arn].control.stop
@@ -77,7 +77,7 @@ def test_another_page_is_refused_even_with_the_token(site, case, path):
         response = site.post(path, {}, headers=headers, job=arn)
     else:
         response = site.get(path, headers=headers, job=arn)
-    check_nothing_told(response)
+    check_nothing_revealed(response)
     assert (
         site.service.jobs[arn].control.messages.empty() and not site.service.jobs[arn].control.stop
     )
@@ -86,7 +86,7 @@ def test_another_page_is_refused_even_with_the_token(site, case, path):
 @pytest.mark.parametrize("path", ORDERS)
 def test_an_order_says_where_it_comes_from(site, path):
     arn = site.add(running())
-    check_nothing_told(site.post(path, {}, headers={}, job=arn))
+    check_nothing_revealed(site.post(path, {}, headers={}, job=arn))
     for method in ("get", "put", "delete", "patch", "options"):
         response = site.client.open(
             path,
@@ -95,7 +95,7 @@ def test_an_order_says_where_it_comes_from(site, path):
             query_string={"token": TOKEN, "job": arn},
             headers={"Origin": ORIGIN},
         )
-        check_nothing_told(response, 404)
+        check_nothing_revealed(response, 404)
     assert not site.service.jobs[arn].control.stop
 
 
@@ -107,13 +107,13 @@ def test_a_container_does_not_reach_the_page_by_the_bridge(site):
         query_string={"token": TOKEN},
         headers={"Accept": "text/html"},
     )
-    check_nothing_told(response)
+    check_nothing_revealed(response)
 
 
 def test_a_large_form_is_refused(site):
     arn = site.add(running())
     form = {"host": "x" * 100_000}
-    check_nothing_told(site.post(f"{access.PATH}interrupt", form, job=arn), 413)
+    check_nothing_revealed(site.post(f"{access.PATH}interrupt", form, job=arn), 413)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_a_link_reaches_no_other_object(site, kind, name):
     encoded = quote(name, errors="surrogatepass")
     address = f"{access.PATH}file?token={TOKEN}&job={quote(arn)}&kind={quote(kind)}&name={encoded}"
     response = site.client.get(address, base_url=ORIGIN)
-    check_nothing_told(response, 404)
+    check_nothing_revealed(response, 404)
 
 
 @pytest.mark.parametrize("host", ["../../secret", "algo-1/../secret", "algo-9", "", "/etc/passwd"])
 @pytest.mark.parametrize("path", ["/", f"{access.PATH}log", f"{access.PATH}stream"])
 def test_a_log_is_that_of_a_host(site, path, host):
     (site.folder / "secret.log").write_text("treasure\n")
-    check_nothing_told(site.get(path, job=site.add(running()), host=host), 404)
+    check_nothing_revealed(site.get(path, job=site.add(running()), host=host), 404)
 
 
 @pytest.mark.parametrize("path", [*ROUTES[1:], *ORDERS])
@@ -171,7 +171,7 @@ def is_for_page(path: str = "/", *, method="GET", **headers: str) -> bool:
 
 
 def test_clients_of_aws_keep_what_they_have():
-    """A signed request is none of the page, whatever else it has."""
+    """A signed request does not come from the page, whatever else it has."""
     assert is_for_page(Accept="text/html") and is_for_page(access.PATH + "stream")
     assert not is_for_page() and not is_for_page(Accept="*/*")
     assert not is_for_page(Accept="text/html", Authorization="AWS4-HMAC-SHA256 ...")

@@ -174,7 +174,7 @@ def test_what_a_fault_by_hand_comes_to(counting, fault, verdict):
 
 
 def test_a_slow_and_lossy_network_is_mended(counting):
-    """The job goes on: 0.3 s of each hang nobody."""
+    """The job continues: 0.3 s of each fault hang nobody."""
     name = count(counting)
     for kind in ("slow", "lossy"):
         run_command(counting, "fault", name, f"{kind} network of algo-1 for 0.3s")

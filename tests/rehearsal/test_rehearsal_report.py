@@ -511,7 +511,7 @@ def test_checkpoints_of_an_instance():
 
 @pytest.mark.parametrize("count", [1, 50, 51, 1999])
 def test_the_values_of_a_chart_are_in_a_table_and_on_hover(count):
-    """Of each stretch of steps, each name's last value is told; what was done again counts."""
+    """For each stretch of steps, each name has its last value; what was done again counts."""
     lines = {
         "loss": [
             charts.Line([(x, 9.0) for x in range(count)], kept=0),
@@ -728,7 +728,7 @@ def test_timeline(tmp_path: Path):
         job(attempt(1, 0, 10, points((7, 3), loss=1.0)), modified=10.0),
         job(attempt(1, 0, 10, points((7, 3), (8, 3), (8, 1), loss=1.0)), modified=10.0),
         job(attempt(1, 0, 10, points((7, 3), (8, 4), loss=math.nan)), modified=10.0),
-        replace(job(), name="name-" * 50, notes=["\udc80 is no letter"], modified=1.0),
+        replace(job(), name="name-" * 50, notes=["\udc80 is not a letter"], modified=1.0),
     ],
     ids=[
         "many",
@@ -751,7 +751,7 @@ def test_edges(record: Record, tmp_path: Path):
 
 
 def test_many_interruptions(tmp_path: Path):
-    """All are marked and few are numbered; values that are no numbers are counted, not drawn."""
+    """All are marked and few are numbered; values that are not numbers are counted, not drawn."""
     page = write_page(many(), tmp_path)
     marks = page.having("line", "warned") + page.having("line", "unwarned")
     assert len(marks) == 200  # one for each interruption, and one for its host

@@ -19,7 +19,7 @@ from endpoint_requests import (
     LOOPBACK,
     Endpoint,
     ask,
-    check_nothing_told,
+    check_nothing_revealed,
     check_refused,
     job,
     request_bytes,
@@ -203,7 +203,7 @@ def test_a_host_is_said_once_and_in_its_header(endpoint, case):
         )
         header_lines = [f"Host: {endpoint.host}", *header_lines]
     answer = send(endpoint, "\r\n".join([request_line, *header_lines, "", ""]).encode())
-    check_nothing_told(answer)
+    check_nothing_revealed(answer)
     assert answer[2].startswith("found a request for ")  # refused before the signature is looked at
 
 

@@ -167,10 +167,10 @@ def test_control_characters_of_a_job_are_escaped_in_its_report(tmp_path):
 def test_an_s3_key_that_is_not_the_name_of_a_file_fails_its_job_with_a_line(tmp_path, key):
     store = Store(random.Random(0))
     store.keys = [key]
-    with pytest.raises(JobFailed, match="the S3 key .* is no name of a file"):
+    with pytest.raises(JobFailed, match="the S3 key .* is not a name of a file"):
         checkpoint_sync.restore(store, "s3://bucket/ck", tmp_path / "checkpoints")
     source = {"S3Uri": "s3://bucket/ck/"}
-    with pytest.raises(JobFailed, match="the S3 key .* is no name of a file"):
+    with pytest.raises(JobFailed, match="the S3 key .* is not a name of a file"):
         channels.fetch(store, source, tmp_path / "channel", "role", [], lambda: None)
 
 

@@ -53,7 +53,7 @@ def changed(**config) -> dict:
 
 
 class Jobs:
-    """Makes training jobs that end when they are told to, and keeps their requests."""
+    """Makes training jobs that end when they are asked to, and keeps their requests."""
 
     def __init__(self, refuses_after: int = 99, error: Exception | None = None) -> None:
         self.requests: list[dict] = []

@@ -110,7 +110,7 @@ def job(**fields) -> dict:
     } | fields
 
 
-def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
+def check_nothing_revealed(answer: tuple[int, str, str], status: int = 403) -> None:
     """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
     assert "access-control-" not in answer[1]
@@ -122,7 +122,7 @@ def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
 
 def check_refused(endpoint: Endpoint, *request, **where) -> None:
     """Send a request, and check that the answer tells nothing."""
-    check_nothing_told(ask(endpoint, *request, **where))
+    check_nothing_revealed(ask(endpoint, *request, **where))
 
 
 def start_job(endpoint: Endpoint, **fields) -> tuple[str, tuple[str, str]]:

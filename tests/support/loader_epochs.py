@@ -406,7 +406,7 @@ class OfLitdatas(DataLoader):
 
 
 def of_nodes() -> nodes.Loader:
-    """Return torchdata's loader of nodes, which saves its state and is no DataLoader."""
+    """Return torchdata's loader of nodes, which saves its state and is not a DataLoader."""
     samples = nodes.SamplerWrapper(RandomSampler(range(8)))
     return nodes.Loader(nodes.Mapper(nodes.Batcher(samples, 2), torch.tensor))
 

@@ -334,7 +334,7 @@ def _data(draw: random.Random) -> Case:
             "a folder for a file",
             "an empty channel",
             "an archive cut",
-            "an archive that is none",
+            "a file that is not an archive",
             "an archive without files",
             "no such channel",
             "a file for a channel",
@@ -399,7 +399,7 @@ def _damage(damage: str, chance: float, folder: Path) -> None:
         batches.rmdir()
         content = {
             "an archive cut": content[: len(content) // 2],
-            "an archive that is none": b"x",
+            "a file that is not an archive": b"x",
         }.get(damage, content)
         (channel / "cifar-10-python.tar.gz").write_bytes(content)
 

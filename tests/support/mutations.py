@@ -141,7 +141,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     """Yield (kind, node, node that replaces it) for each change."""
     without_effect = _without_effect(tree)
     for node in ast.walk(tree):
-        # Of an `if`, the condition is what changes.
+        # In an `if`, the condition is what changes.
         if getattr(node, "test", node) in without_effect:
             continue
         changed = copy.copy(node)

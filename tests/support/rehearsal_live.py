@@ -136,7 +136,7 @@ def check_a_hostile_job_hides_no_other() -> None:
             pass
         text = console.export_text()
         assert "digits Training: in progress\n" in text
-        # Its text is no line of its own, as that of another job.
+        # Its text is not a line of its own, as that of another job.
         assert re.fullmatch(r"((hostile|digits) [^\n]+\n)+", text)
         assert all(letter.isprintable() or letter == "\n" for letter in text)
 

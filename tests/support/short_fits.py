@@ -58,7 +58,7 @@ class Noted(pl.LightningModule):
         if event == self.stop:
             os.kill(os.getpid(), signal.SIGINT)
         if event == self.fails:
-            raise RuntimeError("as it was told")
+            raise RuntimeError("as it was asked to")
         if event == self.ends:
             self.trainer.should_stop = True
 
@@ -104,7 +104,7 @@ class Noted(pl.LightningModule):
 @contextmanager
 def interrupted() -> Iterator[None]:
     """Expect that a training is interrupted or fails; the next one is as in a new process."""
-    with pytest.raises((SystemExit, RuntimeError), match="130|as it was told"):
+    with pytest.raises((SystemExit, RuntimeError), match="130|as it was asked to"):
         yield
     as_in_a_new_process()
 

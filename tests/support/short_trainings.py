@@ -112,7 +112,7 @@ def press_ctrl_c(trainer: pl.Trainer) -> None:
 
 
 def fail(trainer: pl.Trainer) -> None:
-    raise RuntimeError("as it was told")
+    raise RuntimeError("as it was asked to")
 
 
 def end(trainer: pl.Trainer) -> None:
@@ -161,8 +161,8 @@ def interrupted(status: int = 130) -> Iterator[None]:
 
 @contextmanager
 def failed() -> Iterator[None]:
-    """Expect that a training fails as it was told to."""
-    with pytest.raises(RuntimeError, match="as it was told"):
+    """Expect that a training fails as it was asked to."""
+    with pytest.raises(RuntimeError, match="as it was asked to"):
         yield
 
 

@@ -40,7 +40,7 @@ def interrupt(place: str) -> None:
             os.kill(os.getpid(), number)
             time.sleep(0.1)  # for the thread that hears it
     if os.environ.get("FAIL_AT") == place:
-        raise RuntimeError("as it was told")
+        raise RuntimeError("as it was asked to")
 
 
 # Data ---------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Model(LightningModule):
 
 
 class Sharing(Model):
-    """Shares with all models of its class what is no state of one."""
+    """Shares with all models of its class what is not a state of one."""
 
     signs_of_all = itertools.count()
     scaler_of_all = torch.amp.GradScaler("cpu")

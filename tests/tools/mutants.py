@@ -346,7 +346,7 @@ class Judge:
             recorder.seconds,
             {
                 str(Path(file).relative_to(ROOT)): {
-                    # Of a process, the context is PYTEST_CURRENT_TEST: a test and its phase.
+                    # The context of a process is PYTEST_CURRENT_TEST: a test and its phase.
                     str(line): sorted({re.sub(r" \(\w+\)$", "", test) for test in tests if test})
                     for line, tests in data.contexts_by_lineno(file).items()
                 }

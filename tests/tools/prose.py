@@ -3,8 +3,8 @@
     python tests/tools/prose.py
 
 prints a line for each and ends with status 1 if there is one; `make lint` runs it. It reads the
-pages without their blocks of code, the comments, docstrings and messages of Python's files, and the
-comments of Makefile, Dockerfile, scripts and workflows.
+pages without their blocks of code, the comments, docstrings and messages of Python's files, those
+of tests too, and the comments of Makefile, Dockerfile, scripts and workflows.
 """
 
 import io
@@ -19,28 +19,37 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/", "results/")
 COMMENTED = ("Makefile", "Dockerfile", ".sh", ".yml", "run")  # .ci/run
 FOLDERS = ("app", "benchmarks", "examples", "sagemaker_lightning", "sagemaker_rehearsal", "scripts")
+OF_PHRASES = ("tests/tools/prose.py", "tests/tools/test_prose.py")
+"""Files that have the phrases because they are about them."""
 
 PHRASES = {
-    r"(?<![Tt]here) is none\b": "is not a ..., has no ...",
-    r"\bthat is no\b(?! longer)": "that is not a",
+    r"(?<![Tt]here)(?<!,) is none\b": "is not a ..., has no ...",  # "was 1, is none" is a value
+    r"(?<![Tt]here) are none\b": "are not ...",
+    r"\bnone (?:is|are) to\b": "must not",
+    r"\bthat (?:is|are) no\b(?! longer)": "that is not a",
     r"\bfor who\b": "for whoever, or name them",
     r"\btold\b(?! apart)": "asked to, said, named, known",
     r"(?:^|[.:;] )Of (?=[a-z])": "begin with the subject",
     r"(?:^|[.:;] )Nor\b": "and not, neither",
     r"\b(?:goes|go|going|went|gone) on\b": "continue",
-    r"\bcame of\b": "the result of, caused",
+    r"\b(?:came|comes?) (?:out )?of (?!age\b)": "the result of, caused",
     r"\ballowed (?:is|are)\b": "expected",
     r"[,;:] allowed [^,.;:]{0,40} (?:is|are)\b": "expected",
     r"(?:^|[.,;:] )(?:[Ll]ogged|[Nn]amed|[Nn]eeded|Not \w+) (?:is|are)\b": "expected ...",
 }
 """What is looked for, and what says it plainly. A space may be the end of a line."""
 
-PHRASES_OF_TEXTS = {r"\banew\b": "again, over"}
+PHRASES_OF_TEXTS = {
+    r"\banew\b": "again, over",
+    r"(?<![Tt]here\s)(?<!that\s)\b(?:is|are) no\b"
+    r"(?! (?:longer|reason|more|larger|deeper)\b)": "is not a",
+}
 """What is looked for in texts, but not in the names of tests."""
 
 PHRASES_OF_PAGES = {
-    r"(?<![Tt]here\s)\bis no\b(?! (?:longer|reason|more)\b)": "is not a",
     r"\bone's\b": "your, a user's",
+    r"\bof (?:which|whom)\b": "begin a new sentence, or name it",
+    r"\b(?:is|are|was|were) to be\b": "must, shall, will",
 }
 """What is looked for in pages alone: messages that tests and programs read have these, too."""
 
@@ -186,7 +195,8 @@ def main() -> int:
             found += phrases_of_tests(name, content)
         is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith(PAGES))
         is_code = name.endswith(".py") and name.startswith(FOLDERS)
-        if is_page or is_code or name.endswith(COMMENTED):
+        is_test = name.startswith("tests/") and name.endswith(".py") and name not in OF_PHRASES
+        if is_page or is_code or is_test or name.endswith(COMMENTED):
             found += phrases(name, content)
         # The changelog and the compatibility layer name what this code does not have.
         if (is_page and name != "CHANGELOG.md") or (

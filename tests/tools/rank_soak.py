@@ -46,7 +46,7 @@ MOST_FAULTS = 3
 LATEST_SECONDS = 12.0
 """From the first rank, or from a new step in the log, to a fault, at most."""
 FREEZE = 0.3
-"""Share of the faults that are no signal to end by."""
+"""Share of the faults that are not a signal to end by."""
 TRAINS = 0.7
 """Share of the faults that wait for a new step; the others may come before."""
 HANG_SECONDS = 15.0  # of the watch, in place of ten minutes

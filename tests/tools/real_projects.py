@@ -43,7 +43,7 @@ BEGIN = "<!-- begin: python -m tests.tools.real_projects -->"
 END = "<!-- end -->"
 
 EXIT_STATUSES = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,)}
-"""The exit statuses after a signal; the second one where no training is going on."""
+"""The exit statuses after a signal; the second one where nothing is training."""
 
 
 # Environments -------------------------------------------------------------------------------------

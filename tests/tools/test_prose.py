@@ -15,7 +15,7 @@ NONE = "is" + " none"  # not as one: this file may be read, too
         ("docs/a.md", "```\nallowed is 1\n```\nallowed are 2", [(4, "allowed are")]),
         ("a.py", f'def f():\n    """A lock\n    {NONE.replace(" ", chr(10))}."""\n', [(4, NONE)]),
         ("a.py", "x = 1\n# a host that\n# is no rank\ny = 2", [(3, "that is no")]),
-        ("a.py", "x = 1\n# a host that\ny = 2\n# is no rank", []),
+        ("a.py", "x = 1\n# a host that\ny = 2\n# is no rank", [(4, "is no")]),
         ("a.py", "f'{x}: found {y}, allowed is {z}'", [(1, "allowed is")]),
         ("a.py", "'the job goes '\n'on'; 'it went on'", [(2, "went on")]),
         ("a.py", "def f(told): told()", []),
@@ -25,6 +25,15 @@ NONE = "is" + " none"  # not as one: this file may be read, too
         ("docs/a.md", "It is no" + " lock.\nIt begins\nanew.", [(1, "is no"), (3, "anew")]),
         ("docs/a.md", "a lock of\none's own", [(2, "one's")]),
         ("a.py", "'it begins ' + anew + 'anew'", [(1, "anew")]),
+        ("a.py", "'what comes out of it'; 'what came of age'", [(1, "comes out of")]),
+        ("a.py", "'hosts are no ranks, and are none of ours'", [(1, "are no"), (1, "are none")]),
+        ("a.py", "'a model of which it is to be one'", []),
+        ("docs/a.md", "a model of which it is to be one", [(1, "is to be"), (1, "of which")]),
+        (
+            "docs/a.md",
+            "It is said that none is\nto be saved.",
+            [(2, "is to be"), (2, "none is to")],
+        ),
     ],
 )
 def test_phrases(name, content, found):
@@ -45,6 +54,8 @@ def test_phrases(name, content, found):
         "that is no longer",
         "told apart",
         "the end of Of",
+        "the lock was a, is none",
+        "the outcome of age, which is no larger",
     ],
 )
 def test_phrases_that_are_plain(text):

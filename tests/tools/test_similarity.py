@@ -467,7 +467,11 @@ MISTAKES = {
         "--rows: found 6, but channel channel has 5",
     ),
     "no neighbours": ({"r.npy": rows(5)}, ["--top_k=0"], "--top_k: found 0, expected 1 or more"),
-    "no flag": ({"r.npy": rows(5)}, ["--topk=1"], "--topk: is no flag here; did you mean --top_k?"),
+    "no flag": (
+        {"r.npy": rows(5)},
+        ["--topk=1"],
+        "--topk: is not a flag here; did you mean --top_k?",
+    ),
 }
 
 

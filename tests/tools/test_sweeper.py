@@ -1,6 +1,6 @@
 """sweeper.py: a killed run of the tests leaves nothing behind.
 
-That is no process, container, network or mount.
+Neither a process nor a container, a network or a mount.
 """
 
 import os

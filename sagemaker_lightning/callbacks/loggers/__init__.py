@@ -123,7 +123,7 @@ def continue_files(
     """
     loggers = list(loggers)
     for continuation, state in _with_states(map(continuation_of, loggers), states):
-        # Else it writes to another folder, or this is no state of such a logger.
+        # Else it writes to another folder, or this is not a state of such a logger.
         if state["version"] == continuation.version and continuation.takes(state):
             continuation.cut_back(state, step, first)
     begin_files(loggers if first else ())

@@ -57,7 +57,7 @@ class WeightReads(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch's; look at what it is given."""
         result = function(*args, **(kwargs or {}))
-        # To ask for a device or a shape is no computation.
+        # To ask for a device or a shape is not a computation.
         is_asked = getattr(function, "__name__", "") in ("__get__", "size", "dim", "numel")
         if not self.found and (not is_asked or isinstance(result, Tensor)):
             given = [*args, *(kwargs or {}).values()]
@@ -251,8 +251,8 @@ class Redrawn(UnplacedLoader):
             return
         if (following := self._next_of_kept()) is not NO_BATCH:
             self._leave(strange.KEEPS)
-            going_on = itertools.chain([batch, following], self.iterator)
-            self.iterator = itertools.islice(going_on, sized_len(self.loader))
+            rest = itertools.chain([batch, following], self.iterator)
+            self.iterator = itertools.islice(rest, sized_len(self.loader))
             return
         first_digest = digest_of(batch)
         shared = Shared(self.loader)  # as one draw leaves it, also what the data have
@@ -369,17 +369,17 @@ class Redrawn(UnplacedLoader):
         if present is None or self.fresh is None:
             return True
         saved = self._states(within=False, source=state)
-        going_on, resumed = (
+        original, resumed = (
             type(self)(loader, self.seed, self.mode) for loader in (present, copied(self.fresh))
         )
-        going_on.epoch = self.epoch
-        going_on.begun = self.begun
+        original.epoch = self.epoch
+        original.begun = self.begun
         shared = Shared(self.loader)
         try:
             resumed.give_back(saved)
             resumed.prepare(self.epoch, saved, must_prove=False)
             digests = []
-            for each in (going_on, resumed):
+            for each in (original, resumed):
                 each.begin(0)
                 digests.append(digest_of(next(each.iterator, NO_BATCH)))
         except Exception:  # it is the user's code, or a library's

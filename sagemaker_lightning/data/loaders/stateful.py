@@ -45,7 +45,7 @@ class Stateful(UnplacedLoader):
         """
         shared = Shared(self.loader)
         try:
-            return self._goes_on_in_copies() or self._moves_with_copies()
+            return self._continues_in_copies() or self._moves_with_copies()
         finally:
             shared.give_back()
 
@@ -60,21 +60,21 @@ class Stateful(UnplacedLoader):
             return False
         return states[0] == states[1] != states[2]
 
-    def _goes_on_in_copies(self) -> bool:
+    def _continues_in_copies(self) -> bool:
         copies = [copied(self.loader), copied(self.loader)]
         if None in copies:
             return False
-        going_on, resumed = (Stateful(loader, self.seed, self.mode) for loader in copies)
+        original, resumed = (Stateful(loader, self.seed, self.mode) for loader in copies)
         try:
-            going_on.prepare(0, None, must_prove=False)
-            going_on.begin(0)
+            original.prepare(0, None, must_prove=False)
+            original.begin(0)
             for _ in range(PROVED_AFTER):
-                next(going_on.iterator, NO_BATCH)
-            if counts_only(going_on.loader):
+                next(original.iterator, NO_BATCH)
+            if counts_only(original.loader):
                 return False
-            resumed.prepare(0, going_on.states(within=True), must_prove=False)
+            resumed.prepare(0, original.states(within=True), must_prove=False)
             resumed.go_to(PROVED_AFTER)
-            return going_on.digest_of_rest() == resumed.digest_of_rest()
+            return original.digest_of_rest() == resumed.digest_of_rest()
         except Exception:  # it is the user's code, or a library's
             return False
 

@@ -3,7 +3,7 @@
 A file is what torch.save writes, followed by a footer: a mark with the format's version, the
 optimizer step, the number of the save, and the SHA-256 of everything before. torch.load and
 Lightning read it like any other. torch's own format notices a file that is cut off; of files with
-one bit changed it loaded every one (a trial with 200). A checksum is no signature:
+one bit changed it loaded every one (a trial with 200). A checksum is not a signature:
 weights_only=True is what keeps a file from running code.
 """
 
@@ -156,7 +156,7 @@ def _has_one_directory(path: Path, parts: zipfile.ZipFile) -> bool:
 def read_footer(path: Path) -> tuple[int, int, bytes] | str:
     """Return step, number of the save and checksum at the end of a file.
 
-    If the file is no checkpoint of this format, return a text that says why.
+    If the file is not a checkpoint of this format, return a text that says why.
     """
     end = _end(path)
     if isinstance(end, str):
@@ -194,7 +194,7 @@ def _end(path: Path) -> bytes | str:
 def identify(path: Path) -> tuple[int, int] | str:
     """Return step and number of the save of a checkpoint, as its footer and its name say.
 
-    If the file is no checkpoint to resume from, return a text that says why. Its checksum is not
+    If the file is not a checkpoint to resume from, return a text that says why. Its checksum is not
     compared, which would take reading all of it.
     """
     footer_or_problem = read_footer(path)
@@ -212,7 +212,7 @@ def identify(path: Path) -> tuple[int, int] | str:
 def examine(path: Path) -> tuple[int, int] | str:
     """Return step and number of the save of an intact checkpoint.
 
-    If the file is no intact checkpoint to resume from, return a text that says why.
+    If the file is not an intact checkpoint to resume from, return a text that says why.
     """
     step_and_number = identify(path)
     if isinstance(step_and_number, str):

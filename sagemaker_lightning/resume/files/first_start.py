@@ -68,7 +68,7 @@ def has_written_since(folder: Path, path: Any, until: float) -> bool:
 
     Args:
         folder: The folder that has what the start found.
-        path: The file; what is no file was not written.
+        path: The file; what is not a file was not written.
         until: The time, in seconds since 1970.
     """
     try:

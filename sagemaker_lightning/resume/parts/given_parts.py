@@ -37,7 +37,7 @@ class Parts:
         objects: The objects by name.
 
     Raises:
-        UserError: It is no dict of names, or an object lacks one of the methods.
+        UserError: It is not a dict of names, or an object lacks one of the methods.
     """
 
     def __init__(self, objects: Mapping[str, Any] = MappingProxyType({})) -> None:

@@ -87,7 +87,7 @@ class Optimizers(Part):
         """Let Lightning load the states in the block; optimizers keep their groups and states.
 
         Raises:
-            UserError: The states are none of these optimizers'.
+            UserError: The states are not these optimizers'.
         """
         with refusing(self.run, self.resumed.file_name, self.key):
             with (
@@ -324,7 +324,7 @@ def check(optimizer: Optimizer) -> None:
             state = optimizer.state.get(parameter, {})
             for name in FUSED_STATES & state.keys():
                 if isinstance(value := state[name], Tensor) and not fits(value, parameter):
-                    raise ValueError(f"{name} is no tensor of the shape {list(parameter.shape)}")
+                    raise ValueError(f"{name} is not a tensor of the shape {list(parameter.shape)}")
 
 
 def undo_conversions(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

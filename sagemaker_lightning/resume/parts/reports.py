@@ -332,7 +332,7 @@ class Reports:
         unsaved = {
             (each.path, each.name): self._why_unsaved(each)
             for each in self.state.unsaved
-            if _is_told(each, start.by_path.get(each.path))
+            if _is_said(each, start.by_path.get(each.path))
             and not self._is_made_again(each)
             and not opens_when_used(each, start)
         } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
@@ -641,7 +641,7 @@ def opens_when_used(unsaved: Unsaved, start: Start) -> bool:
     return closes and not isinstance(unsaved.refused, io.IOBase)
 
 
-def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
+def _is_said(unsaved: Unsaved, owner: Node | None) -> bool:
     """Return whether a line says that a checkpoint cannot hold something.
 
     An object that an attribute has got, such as a writer, is made again by the code that made it;

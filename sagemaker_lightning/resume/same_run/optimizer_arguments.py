@@ -255,7 +255,7 @@ def _functions_in(
 
 
 def _values_used_by(value: Any) -> Mapping[str, Any] | None:
-    """Return the values by which a function decides what it returns; None if it is no function.
+    """Return the values by which a function decides what it returns; None if it is not a function.
 
     These are the arguments of a partial; what a function has closed over; the defaults of a user's
     function, and the globals that it reads; the methods and attributes of a user's object that can

@@ -105,7 +105,7 @@ class _Decoder:
         self.ids_by_others = set(map(id, self.by_others.values()))
         self.tensors = record["tensors"]
         self.shared = dict(record.get("shared", {}))
-        """The DTensors that are no values yet: each is one value's."""
+        """The DTensors that are not values yet: each is one value's."""
         self.rows: set[tuple[int, int]] = set()
         """The rows of blocks that are values already."""
         self.missing: set[str] = set()

@@ -447,7 +447,7 @@ class Encoder:
         return Draft(path, note, *self._refer(node.parts[: pack.first]), pack.content)
 
     def _refer(self, parts: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the parts that are no values of their own, and references to all parts.
+        """Return the parts that are not values of their own, and references to all parts.
 
         A number that is the `id` of an object, as of a layer whose values are kept in a dict by it,
         refers to the object; so does one in a tuple.

@@ -105,7 +105,7 @@ def of_array(array: np.ndarray) -> bytes:
 
 
 class _Unlike(Exception):
-    """Raised for what is no plain data."""
+    """Raised for what is not plain data."""
 
 
 class _Checksum:

@@ -409,7 +409,7 @@ class Node:
         self.index = index
         self.mark = b""
         self.content = None  # kept only by a start that can be gone back to
-        self.pack: Pack | None = None  # the elements, if they are no nodes of their own
+        self.pack: Pack | None = None  # the elements, if they are not nodes of their own
         self.is_unpacked = False  # whether they are, though they are many
         self.note, self.parts = kind.take(value)
 
@@ -442,7 +442,7 @@ def scan(
         roots: The objects to start from, by name.
         skip: Classes whose objects are nodes without parts.
         known: As in `kind_of`: of optimizers that are made later, groups and states are reached.
-        but: What objects are known by that are no nodes, and through which none is reached.
+        but: What objects are known by that are not nodes, and through which none is reached.
     """
     nodes: dict[int, Node] = {}
     waiting: deque[Node] = deque()

@@ -69,7 +69,7 @@ class Pack:
         self.pointers: set[int] = set()
         """The addresses of the memory of its tensors."""
         self.classes: set[type] = set()
-        """The classes of its rows that are no containers of Python's."""
+        """The classes of its rows that are not containers of Python's."""
         self.marks: list[bytes] = []
         self.forms: dict[Any, tuple[int, dict[int, int], list[Any]]] = {}
         self.size = 0

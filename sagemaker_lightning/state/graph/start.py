@@ -158,10 +158,10 @@ class Start:
             content: What known objects had got while training, before these roots were made, by
                 what it is known. It is not taken in, though new roots lead to it.
         """
-        anew = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
+        unseen = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
         self.content = content
         self.include(roots)
-        reached = scan(anew, self.skip) if content else {}
+        reached = scan(unseen, self.skip) if content else {}
         self.content = {key: each for key, each in content.items() if key in reached}
 
     def mark_again(self, roots: Mapping[str, Any]) -> None:

@@ -156,7 +156,7 @@ class _NoStart(Start):
     classes = _Imported()
 
     def refer_to(self, known: Mapping[str, Any]) -> None:
-        """Refer to objects by name, if they are no values."""
+        """Refer to objects by name, if they are not values."""
         for name, value in known.items():
             kind = kind_of(value)
             is_value = class_name(type(value)) in self.classes

@@ -111,7 +111,7 @@ def test_with_another_learning_rate_the_run_continues_from_before(fit, tmp_path:
 
 @pytest.mark.slow
 def test_what_is_not_a_divergence(fit):
-    """A skipped batch is no divergence; with the user's flag, no loss is one.
+    """A skipped batch is not a divergence; with the user's flag, no loss is one.
 
     What is written then is JSON all the same.
     """
@@ -120,7 +120,7 @@ def test_what_is_not_a_divergence(fit):
     assert status == 0 and "val_loss=nan" in output
 
     def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     described = json.loads(Path("output/model/model.json").read_text(), parse_constant=refuse)
     assert described["metrics"]["val_loss"] is None

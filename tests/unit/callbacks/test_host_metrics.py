@@ -134,7 +134,7 @@ def test_a_gpu(tmp_path: Path, capsys):
 
 
 def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
-    """Interfaces of containers come and go on a machine that runs containers."""
+    """A machine that runs containers gets and loses their interfaces."""
     card = namedtuple("card", "bytes_recv bytes_sent")
     counters = [
         {"eth0": card(0, 0), "veth1": card(2**40, 2**40)},

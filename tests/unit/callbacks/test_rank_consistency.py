@@ -162,7 +162,7 @@ def test_the_weighting_alone(tmp_path: Path):
         torch.testing.assert_close(rank.value, as_one_process(41, 2)[2], **TOLERANCE)
 
 
-# What the ranks were told -------------------------------------------------------------------------
+# What the ranks were given ------------------------------------------------------------------------
 
 
 def host(node: int, **variables: str) -> dict[str, str]:

@@ -53,11 +53,11 @@ TRAINER_YAML = yaml.safe_load((ROOT / "app/trainer.yaml").read_text())
         ),
         (
             ["--model=foreign.Model", "--config=fast"],
-            "--config: found 'fast', which is no file in .*; expected a file$",
+            "--config: found 'fast', which is not a file in .*; expected a file$",
         ),
         (
             ["--trainer.max_epochs=3", "--lr=1"],
-            "^--lr: is no flag here; .*; also --model: is needed, and not given$",
+            "^--lr: is not a flag here; .*; also --model: is needed, and not given$",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_the_process_is_prepared_before_the_flags_are_read(monkeypatch):
 
 def test_the_flags_are_those_of_sys_argv_by_default(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--aaa=1", "--bbb=1"])
-    with pytest.raises(UserError, match="^--aaa, --bbb: are no flags here"):
+    with pytest.raises(UserError, match="^--aaa, --bbb: are not flags here"):
         READER.__init__(SageMakerEnvironment(), None, train.APPLICATION)
 
 
@@ -368,7 +368,7 @@ class Terminal(StringIO):
 
 
 def with_trainer(monkeypatch, environment=None, seed=True, **settings) -> SimpleNamespace:
-    """Return a command line that has made its trainer, which is none."""
+    """Return a command line that has made its trainer, a stand-in."""
     command_line = CommandLine.__new__(CommandLine)
     command_line.environment = environment or SageMakerEnvironment()
     command_line.stop, command_line.given, command_line.trainer_defaults = None, {"--a": 1}, {}

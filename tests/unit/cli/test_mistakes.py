@@ -25,11 +25,11 @@ from app.data import DigitsDataModule
 MISTAKES = [
     (
         ["--trainer.max_epoch=5"],
-        "--trainer.max_epoch: is no flag here; did you mean --trainer.max_epochs?",
+        "--trainer.max_epoch: is not a flag here; did you mean --trainer.max_epochs?",
     ),
-    (["--max_epochs=5"], "--max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
-    (["nonsense"], "unrecognized arguments: nonsense|nonsense: is no flag"),
-    (["-k", "5"], "-k: is no flag here"),
+    (["--max_epochs=5"], "--max_epochs: is not a flag here; did you mean --trainer.max_epochs?"),
+    (["nonsense"], "unrecognized arguments: nonsense|nonsense: is not a flag"),
+    (["-k", "5"], "-k: is not a flag here"),
     (["--trainer.max_epochs=five"], "--trainer.max_epochs: found 'five', expected int or null"),
     (["--trainer.max_epochs"], "--trainer.max_epochs: expected one argument"),
     (["--trainer.precision=13"], "--trainer.precision: found '13', expected .*bf16-mixed"),
@@ -96,10 +96,10 @@ MISTAKES = [
     ),
     (
         ["--trainer max_epochs=1"],
-        "--trainer max_epochs: is no flag here; did you mean --trainer.max_epochs?",
+        "--trainer max_epochs: is not a flag here; did you mean --trainer.max_epochs?",
     ),
     (["--lr_scaling=linea"], "--lr_scaling: found 'linea', expected .*none.*linear.*sqrt"),
-    (["--lr_scale=sqrt"], "--lr_scale: is no flag here; did you mean --lr_scaling?"),
+    (["--lr_scale=sqrt"], "--lr_scale: is not a flag here; did you mean --lr_scaling?"),
     (
         ["--system.every_n_seconds=often"],
         "--system.every_n_seconds: found 'often', expected float",
@@ -144,7 +144,7 @@ MISTAKES = [
         "--trainer.min_steps: found 3, and --trainer.max_steps=2 ends the training before; give",
     ),
     *(
-        ([f"--checkpoint.filename={name}"], "--checkpoint.filename: found '[^']*', which is no f")
+        ([f"--checkpoint.filename={name}"], "--checkpoint.filename: found '[^']*', which is not a ")
         for name in ("{", "}", "{}", "{0}", "{val_loss:.3q}", "{val_loss:d}")
     ),
     (
@@ -201,7 +201,7 @@ MISTAKES = [
     (["--data=foreign.Data"], "^--model.num_classes: not given, and Data does not say how many"),
     (
         ["--hosts=a", "--model_dir=b"],
-        "^--hosts, --model_dir: are no flags here; leave it out: it is taken from the job$",
+        "^--hosts, --model_dir: are not flags here; leave it out: it is taken from the job$",
     ),
     (
         ["--data.num_workers=1000000"],
@@ -230,19 +230,22 @@ MISTAKES = [
     ),
     (
         ["--trainer.zzz=1"],
-        "--trainer.zzz: is no flag here; --trainer has accelerator, .*; see https://",
+        "--trainer.zzz: is not a flag here; --trainer has accelerator, .*; see https://",
     ),
-    ([""], "^an empty argument: is no flag here; leave it out, or look at the variable that gave "),
+    (
+        [""],
+        "^an empty argument: is not a flag here; leave it out, or look at the variable that gave",
+    ),
     (
         ["--zzz=1"],
-        "^--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data, "
-        "--logger, --checkpoint, --resume, --progress, --system, --divergence$",
+        "^--zzz: is not a flag here; flags are --config, .*; in groups: --trainer, --model, "
+        "--data, --logger, --checkpoint, --resume, --progress, --system, --divergence$",
     ),
     (
         ["--dirpath=x"],
-        "--dirpath: is no flag here; did you mean --checkpoint.dirpath or --resume.dirpath?",
+        "--dirpath: is not a flag here; did you mean --checkpoint.dirpath or --resume.dirpath?",
     ),
-    (["--batch-size=3"], "--batch-size: is no flag here; did you mean --data.batch_size?"),
+    (["--batch-size=3"], "--batch-size: is not a flag here; did you mean --data.batch_size?"),
     (["--data=null"], "--data: found null, but ResNet18 has no train_dataloader of its own; leave"),
     (
         ["--seed_everything=-1"],
@@ -262,7 +265,7 @@ MISTAKES = [
         "--seed_everything: found 4294967296, expected 0 to 4294967295",
     ),
     (["--trainer=5"], "--trainer: found '5', expected its settings: --trainer.NAME=VALUE"),
-    (['--trainer={"max_epochs":3,"zzz":1}'], "--trainer.zzz: is no flag here"),
+    (['--trainer={"max_epochs":3,"zzz":1}'], "--trainer.zzz: is not a flag here"),
     (
         ['--data={"class_path":"DigitsDataModule","init_args":{"batch_size":"x"}}'],
         "--data.batch_size: found 'x'",
@@ -272,9 +275,9 @@ MISTAKES = [
         ["--trainer.accelerator=ddp"],
         "--trainer.accelerator: found 'ddp'.*use --trainer.strategy=ddp",
     ),
-    (["--zzz={}"], "--zzz: is no flag here"),
-    (["--\x1b[31m={}"], r"--\\x1b\[31m: is no flag here"),
-    (["--\x1b[31m=1"], r"--\\x1b\[31m: is no flag here"),
+    (["--zzz={}"], "--zzz: is not a flag here"),
+    (["--\x1b[31m={}"], r"--\\x1b\[31m: is not a flag here"),
+    (["--\x1b[31m=1"], r"--\\x1b\[31m: is not a flag here"),
 ]
 
 
@@ -288,7 +291,7 @@ def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
 
 
 IN_A_FILE = [
-    ("--trainer", "zzz: 1", "--trainer.zzz: is no flag here; --trainer has accelerator, "),
+    ("--trainer", "zzz: 1", "--trainer.zzz: is not a flag here; --trainer has accelerator, "),
     ("--trainer", "max_epochs: x", "--trainer.max_epochs: found 'x', expected int or null"),
     (
         "--data",
@@ -310,7 +313,7 @@ IN_A_FILE = [
         "[{class_path: EarlyStopping, init_args: {monitor: x, patience: y}}]",
         "--trainer.callbacks.patience: found 'y', expected int",
     ),
-    ("--config", "config: others.yaml", "--zzz: is no flag here; flags are --config, "),
+    ("--config", "config: others.yaml", "--zzz: is not a flag here; flags are --config, "),
     ("--config", "trainer: 5", "--trainer: found '5', expected its settings: --trainer.NAME=VALUE"),
 ]
 
@@ -328,7 +331,7 @@ def test_a_mistake_in_a_file_for_a_flag_is_named(tmp_path, flag, text, line):
 def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
     """By the parsing that looks for what else is wrong."""
     line = refused("--trainer.max_epoch=2", "--print_config")
-    assert line.startswith("--trainer.max_epoch: is no flag here")
+    assert line.startswith("--trainer.max_epoch: is not a flag here")
     assert "seed_everything" not in capsys.readouterr().out
 
 
@@ -344,12 +347,12 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
     )
     message = re.sub("expected .*? or the import path", "expected CLASSES or the import path", line)
     assert message == (  # the classes are all that this process has imported
-        "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
+        "--max_epochs: is not a flag here; did you mean --trainer.max_epochs?; "
         "also --data: found 'Nope', expected CLASSES or the import path of a subclass "
-        "of LightningDataModule; also stray: is no flag here; flags are --config, "
+        "of LightningDataModule; also stray: is not a flag here; flags are --config, "
         "--seed_everything, --lr_scaling, --optimizer, --lr_scheduler; in groups: --trainer, "
         "--model, --data, --logger, --checkpoint, --resume, --progress, --system, --divergence; "
-        "also --trainer.gpus: is no flag here; "
+        "also --trainer.gpus: is not a flag here; "
         "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all); "
         "also --trainer.max_steps: found 'b', expected int"
     )
@@ -365,7 +368,7 @@ def test_an_error_that_names_no_flag_is_found_among_others():
         "--trainer.min_epochs=1",
     )
     assert re.search(
-        "^--zzz: is no flag here; .*; also --resume.every_n_minutes: .*too large.*; "
+        "^--zzz: is not a flag here; .*; also --resume.every_n_minutes: .*too large.*; "
         "also --trainer.max_steps: found 'x', expected int$",
         line,
     ), line
@@ -405,7 +408,7 @@ def parsings(monkeypatch) -> list[int]:
 def test_thousands_of_unknown_names_are_not_parsed_one_by_one(parsings):
     names = [f"--{group}{number}=1" for number in range(1000) for group in ("a", "trainer.a")]
     line = refused(*names, "--trainer.max_steps=x", "stray")
-    assert line.startswith("--a0, --a1, ") and "are no flags here" in line
+    assert line.startswith("--a0, --a1, ") and "are not flags here" in line
     assert "--trainer.max_steps: found 'x', expected int" in line
     assert re.search(r"; also wrong: --trainer.a0, .* and 1981 more$", line), line
     assert parsings == [1, 0]
@@ -441,7 +444,7 @@ def test_all_mistakes_in_a_file_of_flags_are_named_at_once(tmp_path):
         "data: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
     )
     assert refused("--config=mine.yaml", "--trainer.max_epochs=a") == (
-        "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N "
+        "--trainer.gpus: is not a flag here; use --trainer.accelerator=gpu and --trainer.devices=N "
         "(-1: all) (in mine.yaml); also --data.batch_size: found 'x', "
         "expected int (in mine.yaml); also --trainer.max_epochs: found 'a', "
         "expected int or null"
@@ -467,13 +470,13 @@ def test_a_broken_file_of_flags_is_named(tmp_path, text, reason):
 
 
 def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    line = f"--config: found 'mine.yaml', which is no file in {tmp_path}; expected a file, or one"
+    line = f"--config: found 'mine.yaml', which is not a file in {tmp_path}; expected a file, or"
     assert refused("--config=mine.yaml").startswith(line)
     assert refused("--config", "mine.yaml").startswith(line)
     assert refused("--config=mine.yaml").endswith(" of accurate, cpu, fast, original")
     assert refused("--config").endswith("--config: expected one argument")
     assert re.match(
-        "--config: found 'xxx.*, which is no file in", refused(f"--config={'x' * 5000}")
+        "--config: found 'xxx.*, which is not a file in", refused(f"--config={'x' * 5000}")
     )
 
 

@@ -74,7 +74,7 @@ class Started:
 
 
 class Heartbeat:
-    """Notes what it is told."""
+    """Notes what it is given."""
 
     def __init__(self, told: list[str]) -> None:
         self.told = told
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_to_ends_the_run_before_its_training(
 
 
 def test_addresses_and_loggers_without_a_folder_are_not_checked(started, tmp_path):
-    """They are no folders of this machine."""
+    """They are not folders of this machine."""
     for log_dir in ("s3://bucket/logs", None):
         started.checkpoint_dir = started.resume_dir = "s3://bucket/checkpoints"
         started.log_dir = log_dir

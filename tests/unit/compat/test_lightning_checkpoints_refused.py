@@ -1,4 +1,4 @@
-"""compat/lightning_checkpoints.py: what is loaded without code, and what is no checkpoint."""
+"""compat/lightning_checkpoints.py: what is loaded without code, and what is not a checkpoint."""
 
 import pickle
 import types

@@ -60,7 +60,7 @@ def test_where_lightnings_loops_are():
 
 
 def test_a_batch_is_moved_as_training_does_it():
-    """The hooks are told that it is of the first loader, as in training."""
+    """The hooks hear that it is of the first loader, as in training."""
 
     class Moves(BoringModel):
         def __init__(self) -> None:

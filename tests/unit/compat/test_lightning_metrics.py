@@ -1,4 +1,4 @@
-"""An epoch's sums go on as Lightning has made them."""
+"""An epoch's sums continue as Lightning has made them."""
 
 import pytest
 import torch

@@ -343,7 +343,7 @@ def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
 
 
 def test_a_folder_of_the_users_own_is_not_a_package(tmp_path: Path):
-    """A folder with Lightning's name is no package, and modules in it are still found.
+    """A folder with Lightning's name is not a package, and modules in it are still found.
 
     Python takes a folder for a package where nothing else has its name.
     """

@@ -115,7 +115,7 @@ def test_full(tmp_path):
 
 
 def test_a_job_that_the_toolkit_does_not_run(tmp_path):
-    """SDK 3's own two channels are no data."""
+    """SDK 3's own two channels are not data."""
     files = {
         "resourceconfig": {"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]},
         "inputdataconfig": dict.fromkeys(("train-set", "code", "sm_drivers"), {}),

@@ -506,7 +506,7 @@ def test_the_first_reason_stays(tmp_path):
     file = tmp_path / "failure"
     write(file, "error: the cause")
     with pytest.raises(SystemExit) as raised, reported(file, "host algo-2, rank 3"):
-        raise RuntimeError("what came of it")
+        raise RuntimeError("its consequence")
     assert raised.value.code == 1 and file.read_text() == "error: the cause"
 
 

@@ -156,7 +156,7 @@ BROKEN = {
         "expected a JSON object with LocalPath",
     ),
     "no checkpoints": ("checkpointconfig.json", DEEP, "cannot be read (maximum recursion depth"),
-    "a folder": ("checkpointconfig.json", None, "cannot be read (it is no file)"),
+    "a folder": ("checkpointconfig.json", None, "cannot be read (it is not a file)"),
     "nothing": ("inputdataconfig.json", "", "cannot be read (Expecting value"),
     # A long value is cut to 50 characters.
     "a long value": ("resourceconfig.json", json.dumps(LONG), CUT.format("", "")),
@@ -255,7 +255,7 @@ def test_what_sagemaker_writes_is_right(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     job_config.check(tmp_path)
     (tmp_path / "resourceconfig.json").unlink()
-    with pytest.raises(UserError, match=r"resourceconfig.json: cannot be read \(it is no file\)"):
+    with pytest.raises(UserError, match=r"resourceconfig.json: cannot be read \(it is not a fi"):
         job_config.check(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""contract/shutdown.py: who hears a signal. test_interruptions.py has what comes of it."""
+"""contract/shutdown.py: who hears a signal. test_interruptions.py has the effect."""
 
 import os
 

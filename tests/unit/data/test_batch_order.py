@@ -209,7 +209,7 @@ def test_the_sampler_within_a_sampler_of_batches_gets_the_epoch():
 
 
 def test_no_epoch_is_set_on_a_sampler_of_batches():
-    """Nor does Lightning tell it: the run would have other batches than with Lightning alone."""
+    """Lightning sets none either: the run would have other batches than with Lightning alone."""
 
     class Shifting(OfEpoch):
         def __iter__(self):

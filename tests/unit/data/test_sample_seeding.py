@@ -187,14 +187,14 @@ def test_a_batch_is_drawn_again_in_a_resumed_run_as_in_one_left_alone(tmp_path, 
     assert fit("stopped") == expected
 
 
-@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
 def test_what_changes_in_a_worker_is_reported_once_by_the_first_rank(
-    capfd, monkeypatch, rank, told
+    capfd, monkeypatch, rank, lines
 ):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     list(make_resumable(DataLoader(Growing(), 2, num_workers=1), 7)[0])
     says = "Growing.seen changes in the data workers, where no checkpoint saves it"
-    assert capfd.readouterr().out.count(says) == told
+    assert capfd.readouterr().out.count(says) == lines
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def fetchers(**options) -> Fetchers:
     return Fetchers(plan_, {"dataset": Growing()}, **options)
 
 
-@pytest.mark.parametrize(("worker", "told"), [(0, 1), (1, 0), (None, 0)])
-def test_the_first_worker_tells_what_changes_for_all_of_them(capsys, worker, told):
+@pytest.mark.parametrize(("worker", "lines"), [(0, 1), (1, 0), (None, 0)])
+def test_the_first_worker_tells_what_changes_for_all_of_them(capsys, worker, lines):
     maker = fetchers(worker=worker)
     dataset = maker.watch.roots["dataset"]
     fetcher = maker.create(_DatasetKind.Map, dataset, True, list, False)
     for _ in range(3):
         assert fetcher.fetch([3, 1]) == [3, 1]
-    assert capsys.readouterr().out.count("Growing.seen changes") == told
+    assert capsys.readouterr().out.count("Growing.seen changes") == lines
 
 
 class Searching(Dataset):

@@ -53,7 +53,7 @@ def test_the_cuda_of_torch_is_in_its_file_of_versions(tmp_path, monkeypatch, lin
 
 @pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
 def test_without_torch_there_is_no_cuda(monkeypatch, spec):
-    """A folder of the name torch, which is no package, has no origin."""
+    """A folder of the name torch, which is not a package, has no origin."""
     monkeypatch.setattr(gpu_driver, "find_spec", lambda name: spec)
     assert gpu_driver.installed_cuda() == ""
 

@@ -349,7 +349,7 @@ NO_STATE = "state that no checkpoint holds, or a kernel that is not deterministi
         (CellType([3]), ""),  # what a function has closed over
         (collate, ""),
         (len, ""),
-        (lambda: DRAWN, ""),  # much of what code reads is no state of a run
+        (lambda: DRAWN, ""),  # much of what code reads is not a state of a run
         (Engine, ""),
     ],
 )

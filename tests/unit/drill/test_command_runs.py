@@ -312,7 +312,7 @@ def test_a_process_that_hangs_is_ended_with_all_that_it_started(bench, tmp_path:
     assert (result.status, result.interrupted) == (None, False)
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(int(result.output)).status() == psutil.STATUS_ZOMBIE
-    # It is no zombie of this process either.
+    # It is not a zombie of this process either.
     assert {child.pid for child in psutil.Process().children()} <= this_bench.others
     # SageMaker does not wait as long after SIGTERM as the drill does for a run.
     monkeypatch.setattr(command, "SAGEMAKER_KILLS", 0.05)

@@ -156,7 +156,7 @@ def test_how_the_values_of_two_files_differ(tmp_path: Path, case: str):
 
 
 def test_files_without_values_differ_by_their_bytes(tmp_path: Path):
-    """Nor are objects made that a file asks for."""
+    """Objects that a file asks for are not made."""
     runs = [tmp_path / name for name in ("alone", "other")]
     for number, (text, run) in enumerate(zip(("1", "{"), runs, strict=True)):
         (run / "ml/model").mkdir(parents=True, exist_ok=True)

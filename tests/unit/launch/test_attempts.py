@@ -57,7 +57,7 @@ KINDS = {
     "a rank that died": (OtherFailed(DEAD), FaultKind.DEATH),
     "memory of a GPU": (OtherFailed(OUT_OF_MEMORY), FaultKind.DEATH),
     "an error": (ERROR, FaultKind.ERROR),
-    "an error that a rank has told": (OtherFailed(RAISED), FaultKind.ERROR),
+    "an error that a rank has reported": (OtherFailed(RAISED), FaultKind.ERROR),
     "an exit status": (LEFT, FaultKind.ERROR),
     "an accident of ours": (KeyError("x"), FaultKind.ERROR),
     "an import": (IMPORT, FaultKind.MISTAKE),
@@ -138,7 +138,7 @@ def test_the_seconds_of_a_restart_begin_with_the_first_hosts_fault(run, monkeypa
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Callable:
-    """A function that runs attempts with these ends, and returns what each was told."""
+    """A function that runs attempts with these ends, and returns what each was given."""
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
     monkeypatch.delenv("SAGEMAKER_LIGHTNING_MAX_RESTARTS", raising=False)
     here = SageMakerEnvironment(hosts=("algo-1", "algo-2"), current_host="algo-1")

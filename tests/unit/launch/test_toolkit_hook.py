@@ -51,7 +51,7 @@ class Left(BaseException):
 
 
 class Watch:
-    """Stands for the watch; notes what it was asked and told."""
+    """Stands for the watch; notes what it was asked and given."""
 
     path = Path("/watch")
     trouble_at = 0.0
@@ -382,13 +382,13 @@ ENDS = {
         [],
         "train.py was killed by SIGTERM: nothing on its stderr says why",
     ),
-    "told to stop": (
+    "asked to stop": (
         Watch(waited=OTHER, lost_peer=True),
         {"status": 1, "stderr": LOST_PEER, "stop_signal": signal.SIGTERM},
         [],
         (f"{STOPPED}ended with exit status 1 after SIGTERM", signal.SIGTERM),
     ),
-    "told to stop, which it does not hear": (
+    "asked to stop, which it does not hear": (
         Watch(),
         {"status": -9, "stop_signal": signal.SIGTERM, "has_killed": True},
         [],
@@ -397,19 +397,19 @@ ENDS = {
             signal.SIGTERM,
         ),
     ),
-    "told to stop by Ctrl-C": (
+    "asked to stop by Ctrl-C": (
         Watch(),
         {"status": -2, "stop_signal": signal.SIGINT},
         [],
         (f"{STOPPED}was killed by SIGINT after SIGINT", signal.SIGINT),
     ),
-    "told to stop when another host had failed": (
+    "asked to stop when another host had failed": (
         Watch(known=OTHER),
         {"status": -9, "grace": 10.0, "stop_signal": signal.SIGTERM, "stop_came_first": False},
         [],
         OtherFailed(OTHER),
     ),
-    "told to stop, and it ends well": (Watch(), {"stop_signal": signal.SIGTERM}, ["done"], None),
+    "asked to stop, and it ends well": (Watch(), {"stop_signal": signal.SIGTERM}, ["done"], None),
     "stopped by somebody else": (
         Watch(),
         {"status": 143},
@@ -619,7 +619,7 @@ def test_a_rank_of_which_nobody_else_says_how_it_ended(stderr, says):
     assert str(error) == says and error.killed == ("" if stderr == ACCIDENT else "b")
 
 
-# What is told and written -------------------------------------------------------------------------
+# What is said and written -------------------------------------------------------------------------
 
 TOLD = {
     "a mistake": (UserError("--a: found 1,\n expected 2"), ": --a: found 1, expected 2"),

@@ -171,7 +171,7 @@ def test_which_program_is_found(code, tmp_path):
         user_program.find("mine.main", "sagemaker_program")
     (code / "setup.py").touch()
     assert user_program.find("mine.main", "sagemaker_program") == code
-    for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is no module
+    for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is not a module
         with pytest.raises(UserError, match=f"sagemaker_program: found {name}, which is neither"):
             user_program.find(name, "sagemaker_program")
     (tmp_path / "outside.py").touch()
@@ -335,7 +335,7 @@ def test_why_pip_could_not(case):
 
 
 class Pip:
-    """Stands for the toolkit's calls of pip; each writes `log` to pip's log, and fails if told.
+    """Stands for the toolkit's calls of pip; each writes `log` to pip's log, and fails if asked to.
 
     Attributes:
         error: The error that a call raises; None if it ends well.
@@ -683,7 +683,7 @@ def test_a_signal_while_torchrun_ends_is_not_an_error_of_its_own(monkeypatch, er
     ("statuses", "status"), [([143], 143), ([130, 143], 143), ([143, 1], None), ([-9], None)]
 )
 def test_ranks_that_stopped_are_no_failure_of_torchrun(monkeypatch, statuses, status):
-    """All of them have agreed to stop, though only one was told to. Any other end is a failure."""
+    """All of them have agreed to stop, though only one was asked to. Any other end is a failure."""
     failures = {
         rank: ProcessFailure(rank, 1, exit_status, "") for rank, exit_status in enumerate(statuses)
     }

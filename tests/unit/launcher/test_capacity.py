@@ -12,7 +12,7 @@ LACKING = "CapacityError: Unable to provision requested ML compute capacity due 
 
 
 class World:
-    """Jobs that end as they are told, and a clock; nothing waits."""
+    """Jobs that end as they are asked to, and a clock; nothing waits."""
 
     def __init__(self, monkeypatch, *ends: tuple[int, str]) -> None:
         self.ends = [*ends]

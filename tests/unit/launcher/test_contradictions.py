@@ -37,7 +37,7 @@ def test_flags_that_exclude_each_other(flags, says):
 
 
 def test_a_role_may_be_a_name():
-    """What is no ARN is the request's to judge; a part of one, too."""
+    """What is not an ARN is the request's to judge; a part of one, too."""
     for role in ("SageMaker", "arn:aws", "arn:aws:iam::123456789012:role/x"):
         contradictions.check_places(parsed(f"--role={role}"), "us-east-1")
     china = parsed("--image=x")

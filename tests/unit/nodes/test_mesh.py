@@ -159,7 +159,7 @@ def test_a_host_that_goes_quiet(hosts):
     hosts.meet()
     hosts.tell_status("algo-3", "epoch 2, step 7")
     going_on = hosts.freeze("algo-3")
-    time.sleep(SILENCE_SECONDS / 3)  # a short silence is no failure
+    time.sleep(SILENCE_SECONDS / 3)  # a short silence is not a failure
     going_on.set()
     assert not becomes_true(
         lambda: any(watch.reason for watch in hosts.up.values()), SILENCE_SECONDS

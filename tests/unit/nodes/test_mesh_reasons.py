@@ -114,7 +114,7 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
             )
 
 
-def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
+def test_what_happens_after_a_rank_was_killed_is_an_effect(ranks):
     """What fails after a rank was killed is not the reason, on no host.
 
     Here a rank raises because it lost a peer, and a host's connection breaks off.

@@ -1,4 +1,4 @@
-"""nodes/mesh.py: what strangers send, and hosts that say what is no message."""
+"""nodes/mesh.py: what strangers send, and hosts that say what is not a message."""
 
 import gc
 import itertools
@@ -51,7 +51,7 @@ STRANGE = {
     "a host of another job with the same settings": greeting("algo-9"),
     "a name that is a list": greeting(["algo-1"]),
     "settings that are a list": greeting(settings=[1]),
-    "a setting that is no text": greeting(settings={"a": {}}),
+    "a setting that is not a text": greeting(settings={"a": {}}),
     "who has the name of the host that it talks to": greeting("algo-2"),
     "nested": b"[" * 100_000 + b"\n",
 }

@@ -35,7 +35,7 @@ def test_a_rank_that_has_not_trained(tmp_path):
 
 
 def test_a_rank_that_has_not_begun_to_train(tmp_path, monkeypatch):
-    """What it does meanwhile, such as a check by some batches of a validation, is no training."""
+    """What it does meanwhile is not a training: for example a check by some validation batches."""
     monkeypatch.setenv("LOCAL_RANK", "1")
     watch = tmp_path / "ranks"
     progress = ProgressFile(watch)

@@ -39,7 +39,7 @@ DEAD = f"{WORDLESS}: it was killed, or it crashed"
 AFTER = (
     f"{WORDLESS}, after another process of its host: because of that, or it was killed or crashed"
 )
-# A copy of the process keeps its connection until it is told to end.
+# A copy of the process keeps its connection until it is asked to end.
 HOLDS_THE_LINE = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
 LOST_PEER_ERROR = "error: lost a peer, or never reached it: ..."
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
@@ -101,13 +101,13 @@ def test_who_waits_for_the_others_hears_why_the_job_ends():
 def test_a_watch_ends_although_a_task_drops_a_cancellation():
     """As `wait_for` of Python 3.11 may do."""
 
-    async def go_on() -> None:
+    async def drop_a_cancellation() -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
         await asyncio.sleep(3600)
 
     watchdog = watched().__enter__()
-    asyncio.run_coroutine_threadsafe(go_on(), watchdog.loop)
+    asyncio.run_coroutine_threadsafe(drop_a_cancellation(), watchdog.loop)
     leaving = threading.Thread(target=watchdog.__exit__, daemon=True)
     leaving.start()
     leaving.join(HANG_SECONDS)
@@ -445,7 +445,7 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     die(rank(watch, "host algo-2, local rank 2"))
     assert becomes_true(lambda: watch.reason)
     assert watch.reason == StopReason(AFTER, is_local=True, doubt=2)
-    assert watch.suspicions == [watch.reason]  # of two that may have come of it, it is the first
+    assert watch.suspicions == [watch.reason]  # two may be its effects; it is the first
 
 
 @pytest.mark.parametrize(

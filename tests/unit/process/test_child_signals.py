@@ -50,7 +50,7 @@ def executor(context):
 
 
 def process(context):
-    """One that is no daemon: this process waits for its end before it ends."""
+    """One that is not a daemon: this process waits for its end before it ends."""
     started = context.Process(target=time.sleep, args=(1000,))
     started.start()
     return lambda: 6 if started.is_alive() else started.exitcode
@@ -79,7 +79,7 @@ class Sleeper(multiprocessing.Process):
 
 
 def handles(connection):
-    """Wait, in a system call, for what never comes; end with 7 when told to."""
+    """Wait, in a system call, for what never comes; end with 7 when asked to."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     connection.send("ready")
     connection.recv()
@@ -285,7 +285,7 @@ def test_a_data_worker_ends_with_its_loader_alone(tmp_path):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_start_leaves_nothing_behind(fails):
-    """Nor does one that fails."""
+    """One that fails leaves nothing either."""
     during = []
 
     def start(process) -> None:

@@ -346,7 +346,7 @@ sys.exit(len(signals))
 )
 def test_a_signal_at_the_start_reaches_the_program_once(tmp_path, monkeypatch, module, name):
     def make(*args, **options):
-        """Return what the module makes; meanwhile the job is told to stop."""
+        """Return what the module makes; meanwhile the job is asked to stop."""
         made = getattr(module, name)(*args, **options)
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)

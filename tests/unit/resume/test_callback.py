@@ -421,7 +421,7 @@ class OfUser(ClusterEnvironment):
 
 
 @pytest.mark.parametrize(
-    ("told", "nodes", "plugins", "is_refused"),
+    ("variables", "nodes", "plugins", "is_refused"),
     [
         ({}, 2, [], True),
         ({"NODE_RANK": "1"}, 2, [], True),
@@ -431,7 +431,7 @@ class OfUser(ClusterEnvironment):
     ],
 )
 def test_a_host_that_does_not_know_its_place_is_one_line(
-    tmp_path, monkeypatch, told, nodes, plugins, is_refused
+    tmp_path, monkeypatch, variables, nodes, plugins, is_refused
 ):
     """As a run begins, before the hosts wait for each other."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
@@ -439,7 +439,7 @@ def test_a_host_that_does_not_know_its_place_is_one_line(
     monkeypatch.setattr(callback.rendezvous, "join", lambda *_: None)
     environment = SageMakerEnvironment(**TWO_HOSTS)
     monkeypatch.setattr(callback.SageMakerEnvironment, "read", lambda: environment)
-    for name, value in told.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it
     used = trainer(tmp_path, strategy="ddp", num_nodes=nodes, plugins=plugins)

@@ -123,7 +123,7 @@ URLS = "local://{0}/precious.ckpt", "local://{0}/sub"
 @pytest.mark.parametrize("path", FOLDERS + FILES + URLS)
 @pytest.mark.parametrize("kind", nightly.all_but([best], [best, each_step, newest_one]))
 def test_a_checkpoint_names_no_file_and_no_folder_to_remove(interrupted_with, kind, path):
-    """What is none of the best models any more is removed; by Lightning, a folder, too."""
+    """What is no longer a best model is removed; Lightning would remove a folder, too."""
     run = interrupted_with(kind)
     folder = run / "models"
     (folder / "sub").mkdir()

@@ -73,7 +73,7 @@ def alone(tmp_path_factory) -> SimpleNamespace:
     ],
 )
 def test_a_resumed_training_does_the_rest(tmp_path, capfd, alone, moment, step, kind, says):
-    """Of the batches, the validations, the schedule, the hooks and the log."""
+    """The rest of the batches, the validations, the schedule, the hooks and the log."""
     how, _, event = moment.partition(" ")
     with interrupted():
         trainer(tmp_path, **whole(tmp_path)).fit(Noted(**{how: event}))
@@ -270,7 +270,7 @@ def test_a_stream_that_was_read_to_its_end_begins_anew(tmp_path, capfd):
 
 
 class Following(Sampler):
-    """Draws rarely what it was told of."""
+    """Draws rarely what the model has been trained on."""
 
     def __init__(self) -> None:
         self.weights = torch.ones(8)
@@ -348,7 +348,7 @@ def test_an_iterator_that_the_model_keeps_continues(tmp_path, moment):
 
 
 class Turned(Sampler):
-    """Begins where it is told to."""
+    """Begins where its attribute says."""
 
     first = 0
 

@@ -294,7 +294,7 @@ def test_a_search_comes_again_in_another_training(tmp_path, monkeypatch):
 
 
 def test_a_tuner_may_search_before_the_training(tmp_path):
-    """Its run is none of the training's: it saves nothing, and reads nothing."""
+    """Its run is not the training's: it saves nothing, and reads nothing."""
     weights = []
     for name, moments in (("alone", ["never"]), ("run", ["batch 2", "never"])):
         for moment in moments:
@@ -364,7 +364,7 @@ def test_another_training_in_the_folder_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_diverged_model_is_not_saved(tmp_path):
-    """Nor validated."""
+    """It is not validated either."""
 
     def spoil(trainer: pl.Trainer) -> None:
         trainer.lightning_module.line.weight.data.fill_(torch.nan)

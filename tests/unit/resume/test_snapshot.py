@@ -202,7 +202,7 @@ def test_a_checkpoint_says_when_it_was_saved_and_what_there_was(tmp_path, monkey
 
 
 class Scale:
-    """An object that is no plain value."""
+    """An object that is not a plain value."""
 
     def __init__(self) -> None:
         self.factor = 1.0

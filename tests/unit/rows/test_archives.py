@@ -95,7 +95,7 @@ ARCHIVES = {
     "a manifest of zeros": (hostile(bytes(2**25)), "it has more than 16777216 bytes"),
     "not UTF-8": (hostile(b"\xff\xfe\xfa"), "is damaged ("),
     "a long number": (hostile(b'{"rows": [1' + b"0" * 5000 + b"]}"), "is damaged ("),
-    "no number": (hostile(b'{"rows": NaN}'), "NaN is no JSON"),
+    "no number": (hostile(b'{"rows": NaN}'), "NaN is not JSON"),
     "a name of a gigabyte": (
         Bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)),
         "its headers are too long",
@@ -104,7 +104,7 @@ ARCHIVES = {
         Bomb(header_of(tarfile.XHDTYPE, 2**30)),
         "its headers are too long",
     ),
-    "holes that are no numbers": (
+    "holes that are not numbers": (
         hostile(b"abc\n", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
         "is damaged or no archive (invalid literal for int()",
     ),

@@ -122,7 +122,7 @@ CONTRADICTIONS = {
     "three borders of rows": (contradict("rows", [0, 5, 10]), r"rows are \[0, 5, 10\], of 30"),
     "hosts that are numbers": (contradict("hosts", ["algo-1", 2]), "hosts are not names"),
     "a host twice": (contradict("hosts", ["algo-1", "algo-1"]), "hosts are not names"),
-    "a host that is none of them": (contradict("host", "algo-4"), "hosts are not names"),
+    "a host that is not one of them": (contradict("host", "algo-4"), "hosts are not names"),
     "files of less than a row": (contradict("files", {"a": 31, "b": -1}), "files: not whole"),
     "files of other rows": (
         contradict("files", {"a": 20, "b": 9}),
@@ -132,7 +132,7 @@ CONTRADICTIONS = {
         contradict("settings", {"numbers": "x"}),
         "numbers: expected a list of names",
     ),
-    "numbers that are no names": (
+    "numbers that are not names": (
         contradict("settings", {"numbers": [1]}),
         "numbers: expected a list of names",
     ),

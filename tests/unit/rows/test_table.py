@@ -140,7 +140,7 @@ def test_a_parquet_file_that_is_damaged(tmp_path):
 
 
 def test_a_file_that_only_has_the_name_of_rows_is_not_opened_as_something_else(tmp_path):
-    """A pickle could run any code, and an archive of arrays is no array."""
+    """A pickle could run any code, and an archive of arrays is not an array."""
     (tmp_path / "pickle").mkdir()
     (tmp_path / "pickle/rows.npy").write_bytes(pickle.dumps(ROWS))
     (tmp_path / "archive").mkdir()
@@ -442,7 +442,7 @@ def test_all_flags_that_are_wrong_are_named(host, monkeypatch):
     wrong = ["--row=3", "--block_rows=x"]
     for arguments, args in ((["--rows=1"], wrong), (wrong, None)):
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
-        with pytest.raises(UserError, match="--row: is no flag here") as error:
+        with pytest.raises(UserError, match="--row: is not a flag here") as error:
             job.parse(job.parser(""), host.environment, args)
         assert "--block_rows: found 'x', expected int" in str(error.value)
 

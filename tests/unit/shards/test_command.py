@@ -255,7 +255,7 @@ def archive_of(path, entries):
 
 
 def test_shards_with_odd_names_and_kinds_of_files(tmp_path, capsys):
-    """Names are never paths; links, folders, and WebDataset's __x__ and ._x are no samples."""
+    """Names are never paths; links, folders, and WebDataset's __x__ and ._x are not samples."""
     entries = [
         ("__meta__.json", b"{}"),
         ("a/._1.txt", b"macOS"),
@@ -314,7 +314,7 @@ def test_a_header_that_is_damaged_does_not_end_a_shard(tmp_path, damage):
     else:
         content = content + content
     (tmp_path / "a.tar").write_bytes(content)
-    with pytest.raises(SystemExit, match="found no whole tar shard .*byte .* is no header"):
+    with pytest.raises(SystemExit, match="found no whole tar shard .*byte .* is not a header"):
         call("index", tmp_path)
 
 

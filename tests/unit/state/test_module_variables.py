@@ -651,7 +651,7 @@ def holds(samples):
 
 
 def test_what_the_objects_in_variables_hold_is_compared():
-    """Of a large module, its weights are not: the model's are in the checkpoint."""
+    """The weights of a large module are not: the model's are in the checkpoint."""
     digests = functools.partial(variable_digests, {"collate_fn": holds}, {})
     before = digests()
     assert digests() == before

@@ -105,7 +105,7 @@ class NumpyCosine(Classifier):
 
 
 class CosineScheduler:
-    """A schedule that is no class of torch's, in the manner of timm's.
+    """A schedule that is not a class of torch's, in the manner of timm's.
 
     It has step(epoch) and step_update(num_updates).
     """

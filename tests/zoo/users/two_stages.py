@@ -13,7 +13,7 @@ from app import train
 
 
 def main():
-    """Pretrain, and fine-tune what came of it."""
+    """Pretrain, and fine-tune the result."""
     first = [
         "--trainer.max_epochs=2",
         "--resume.dirpath=output/first",

@@ -216,8 +216,8 @@ def loses_order(value: set[Any] | frozenset[Any], parts: list[Any]) -> bool:
     """
     if not has_order(parts):
         return False
-    anew = type(value)(parts)
-    return list(anew) != parts or sys.getsizeof(anew) != sys.getsizeof(value)
+    rebuilt = type(value)(parts)
+    return list(rebuilt) != parts or sys.getsizeof(rebuilt) != sys.getsizeof(value)
 
 
 class SetKind(Kind):

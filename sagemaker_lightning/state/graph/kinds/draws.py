@@ -213,5 +213,5 @@ def _state_of(text: Any) -> Tensor:
     if type(text) is not str:
         raise refusal(DrawsKind.name)
     state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-    torch.Generator().set_state(state)  # which refuses what is no state
+    torch.Generator().set_state(state)  # which refuses what is not a state
     return state

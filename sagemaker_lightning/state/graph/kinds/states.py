@@ -503,7 +503,7 @@ class JoinedKind(Kind):
 class CycleKind(IteratorKind):
     """An itertools.cycle: from its second round on, its part is a list of what it yields.
 
-    In the first round over what is no sequence, its parts are an iterator, which has a position,
+    In the first round over what is not a sequence, its parts are an iterator, which has a position,
     and a list of what it has yielded.
     """
 

@@ -30,7 +30,7 @@ def bases_of(array: np.ndarray) -> Iterator[Any]:
 
 
 def owner_of_array(array: np.ndarray) -> np.ndarray | None:
-    """Return the array that has the memory of an array; None if it is no plain array's.
+    """Return the array that has the memory of an array; None if it is not a plain array's.
 
     If a tensor has the memory, it is the array that was made of the tensor.
     """

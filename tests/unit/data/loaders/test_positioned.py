@@ -169,7 +169,7 @@ def test_a_sampler_leaves_the_generators_of_the_process_alone():
     assert drawn == expected
 
 
-RESUMED = []  # what InPlace was told
+RESUMED = []  # what InPlace was given
 
 
 class InPlace(PlacedSampler):
@@ -181,7 +181,7 @@ class InPlace(PlacedSampler):
         return 5
 
     def __iter__(self):
-        raise AssertionError("the order is told, not drawn")
+        raise AssertionError("the order is given, not drawn")
 
     def placed(self, number):
         return Rotated(range(number % 5, number % 5 + 5))
@@ -255,7 +255,7 @@ class Levelled(Dataset):
 
 
 def test_workers_that_start_anew_read_what_processes_share_as_it_is_now():
-    """Of the rest, they get what the interrupted run's workers had copies of."""
+    """They get the rest as the interrupted run's workers had copies of it."""
 
     class Noting(Sampler):
         """Notes the level when the workers begin to read."""

@@ -122,8 +122,8 @@ def test_a_stream_of_one_batch():
     assert [place[:2] for place in train(make)] == [(epoch, 0) for epoch in range(3)]
 
 
-@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
-def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, rank, told):
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, rank, lines):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     states = stopped(LOADERS["a buffer"], 2) | {"why": "a reason"}
     assert not capsys.readouterr().out
@@ -135,8 +135,8 @@ def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, ra
         r"this one were drawn again, in \d\.\d s\n"
     )
     differs = "a reason: the rest of this epoch differs from that of an uninterrupted run\n"
-    assert len(re.findall(drawn_again, output)) == output.count(differs) == told
-    assert output.count("\n") == 2 * told
+    assert len(re.findall(drawn_again, output)) == output.count(differs) == lines
+    assert output.count("\n") == 2 * lines
 
 
 def test_nothing_is_said_of_an_epoch_that_begins(capsys):

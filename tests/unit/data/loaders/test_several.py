@@ -374,7 +374,7 @@ def test_workers_of_loaders_that_stay_continue(monkeypatch):
 
 
 def test_nodes_that_draw_ahead_in_a_thread_leave_no_batch_out():
-    """To draw the first batch twice would move what they draw from while they go on."""
+    """To draw the first batch twice would move what they draw from while they continue."""
 
     def ahead() -> nodes.Loader:
         node = of_counting_nodes().root

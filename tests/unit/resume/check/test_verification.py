@@ -307,7 +307,7 @@ def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
     run.kill()
     assert run.start(FAIL_AT="2:3") == 1
     pattern = (
-        r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of "
+        r"^error: RuntimeError: as it was asked to \(resumed at step \d+: step \d+ is not that of "
         r"the interrupted run: "
     )
     assert re.search(pattern, run.output, re.M), run.output[-1000:]

@@ -101,7 +101,7 @@ def test_files_that_are_not_the_best_any_more(tmp_path: Path, exact, kept_while_
 
 
 class Found(Improving):
-    """Each validation finds the next of some values; a hyperparameter is no plain value."""
+    """Each validation finds the next of some values; a hyperparameter is not a plain value."""
 
     def __init__(self, values: list[float]) -> None:
         super().__init__()

@@ -329,7 +329,7 @@ import torch
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir, choose_checkpoint
 folder = CheckpointDir(CheckpointHome(Path(sys.argv[1])), 3)
-choose_checkpoint(folder, "algo-1", lambda told: [told], True, lambda path: '')
+choose_checkpoint(folder, "algo-1", lambda own: [own], True, lambda path: '')
 weights = torch.rand(2_000_000)
 print("writing", flush=True)
 for step in range(int(sys.argv[2]), 10**9):

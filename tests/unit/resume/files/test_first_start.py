@@ -150,8 +150,8 @@ WRONG = {
     "no text": b"\xff",
     "no dict": b"[]",
     "no loggers": b'{"model_files": {}}',
-    "names that are no dict": b'{"loggers": [], "model_files": 5}',
-    "names that are no list": b'{"loggers": [], "model_files": {"a": 5}}',
+    "names that are not a dict": b'{"loggers": [], "model_files": 5}',
+    "names that are not a list": b'{"loggers": [], "model_files": {"a": 5}}',
     "nested too deep": b"[" * 100_000,
 }
 

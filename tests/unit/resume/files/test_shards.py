@@ -157,7 +157,7 @@ def test_ranks_that_share_out_other_tensors_are_refused(mesh: DeviceMesh):
 
 
 def test_a_tensor_of_some_ranks_is_read_where_all_of_it_is_there(tmp_path: Path, mesh: DeviceMesh):
-    """Of what each rank saves for itself, one may lack a tensor that others have."""
+    """What a rank saves for itself may lack a tensor that other ranks have."""
     shared = shards.SharedOut()
     average = distribute_tensor(WHOLE.clone(), mesh, [Shard(0)] * 2)
     shared.take({"ranks": {"average": average}, "parts": {"average": average}})

@@ -19,7 +19,7 @@ from sagemaker_lightning.resume.files.best_model import BestModel
 
 
 def test_a_checkpoint_names_no_file_outside_of_its_folder(tmp_path: Path, monkeypatch):
-    """The state may be forged. A URL is no path below the working directory.
+    """The state may be forged. A URL is not a path below the working directory.
 
     test_loading_forged.py resumes trainings with such states.
     """

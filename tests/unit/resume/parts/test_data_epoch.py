@@ -374,7 +374,7 @@ def test_a_sampler_that_is_kept_for_the_next_epochs_loader_continues(tmp_path, c
 )
 @pytest.mark.parametrize("train", [grow_on, aggregate_on, replace_on, fold_on, narrow_on, prune_on])
 def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capfd, train, stop):
-    """What training gives an object that is there from the start is no part of new loaders."""
+    """What training gives an object that is there from the start is not a part of new loaders."""
     alone = train(tmp_path / "alone")
     with interrupted():
         train(tmp_path / "run", stop)

@@ -95,7 +95,7 @@ def test_a_part_is_as_it_was_after_an_interruption(tmp_path, capfd, stop):
 
 
 def test_a_part_is_not_restored_a_second_time_by_what_it_holds(tmp_path, capfd):
-    """Nor is what only it holds reported: its own state is what its methods say."""
+    """What only it holds is not reported: its own state is what its methods say."""
 
     class Counts(World):
         steps = 0
@@ -123,7 +123,7 @@ class Global(Player):
 
 @pytest.mark.parametrize("parts", [{"world": WORLD}, {}])
 def test_a_part_in_a_variable_of_a_module_is_not_reported(tmp_path, capfd, parts):
-    """Nor is it without being a part: variables come back as attributes do."""
+    """It is not reported without being a part either: variables come back as attributes do."""
     trainer(tmp_path, parts=parts).fit(Global(World(), ends="end 0"))
     assert "WORLD" not in capfd.readouterr().out
 

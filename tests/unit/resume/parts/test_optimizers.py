@@ -80,7 +80,7 @@ def test_tensors_of_a_state_keep_their_dtype():
 
 
 def test_each_value_of_a_state_is_compared():
-    """Of optimizers and of schedulers."""
+    """In optimizers and in schedulers."""
     strategy = SimpleNamespace(optimizer_state=lambda optimizer: {"state": {0: {"step": 1}}})
     scheduler = SimpleNamespace(state_dict=lambda: {"last_epoch": 3})
     run = run_of(
@@ -206,7 +206,7 @@ def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path, stop):
 
 
 def test_a_schedule_that_was_made_for_the_steps_of_other_ranks_is_named(monkeypatch):
-    """Of half as many ranks, each has twice as many steps in an epoch."""
+    """With half as many ranks, each has twice as many steps in an epoch."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 2)
     run = resumed(run_of(in_epoch_5(optimizers=[optimizer])), world_size=2)

@@ -148,7 +148,7 @@ def test_a_fused_kernel_gets_no_state_that_is_smaller_than_its_parameter(interru
         state["param_groups"][0]["fused"] = True
 
     forge(run, change)
-    with pytest.raises(UserError, match=r"exp_avg is no tensor of the shape \[1, 2\]"):
+    with pytest.raises(UserError, match=r"exp_avg is not a tensor of the shape \[1, 2\]"):
         step_on(run, torch.optim.Adam)
 
 
@@ -199,7 +199,7 @@ def interrupted_schedule(tmp_path_factory) -> Callable[[str], Path]:
 
 
 def forge_scheduler(folder: Path, values: object) -> Path:
-    """Have a checkpoint have values of a scheduler; or, if they are no dict, that as its state."""
+    """Have a checkpoint have values of a scheduler, or what is not a dict as its state."""
 
     def change(content: dict) -> None:
         (state,) = content["lr_schedulers"]

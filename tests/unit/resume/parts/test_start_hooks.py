@@ -256,7 +256,7 @@ def test_the_first_elements_of_a_long_list_show_what_it_is():
 
 
 def test_what_is_larger_than_the_weights_is_data(monkeypatch):
-    """Some size is no data in any case."""
+    """Up to a minimum size, nothing counts as data."""
     monkeypatch.setattr(start_hooks, "MIN_ELEMENTS", 8)
     sizes = {f"of{size}": torch.zeros(size) for size in (8, 9, 12, 13)}
     sizes |= {"both": [np.zeros(4), torch.zeros(4)], "more": [np.zeros(5), torch.zeros(4)]}

@@ -468,7 +468,7 @@ def test_what_the_run_does_not_have_is_left_out():
 
 
 def test_what_lightning_saves_is_not_saved_twice():
-    """Nor what are modules, callbacks, loaders, generators and classes."""
+    """The same holds for modules, callbacks, loaders, generators and classes."""
     model = Sharing(scaler=torch.amp.GradScaler("cpu"), made_of=SGD, layer=nn.Linear(1, 1))
     model.loader = DataLoader(Points())
     model.own = SavedOrder()
@@ -494,7 +494,7 @@ def test_a_state_beyond_whose_memory_a_fused_kernel_would_write_is_refused():
     model.inner = SGD([weight], 0.5, momentum=0.5, fused=True)
     model.inner.state[weight] = {"momentum_buffer": torch.zeros(0)}
     saved = state.encode_changes()
-    with pytest.raises(ValueError, match="momentum_buffer is no tensor of the shape"):
+    with pytest.raises(ValueError, match="momentum_buffer is not a tensor of the shape"):
         state_of(Model(inner=None)).restore(saved)
 
 

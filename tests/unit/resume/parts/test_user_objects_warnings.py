@@ -60,7 +60,7 @@ from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
-# What is told -------------------------------------------------------------------------------------
+# What is said -------------------------------------------------------------------------------------
 
 
 COUNT = 0

@@ -197,7 +197,7 @@ def test_a_training_that_has_failed_is_the_same_one_if_it_is_tried_again(tmp_pat
     fits = trainer(tmp_path)
     fits.fit(model := Noted(fails="batch 3:1"))
     fits.fit_loop.max_epochs = 4
-    with pytest.raises(RuntimeError, match="as it was told"):
+    with pytest.raises(RuntimeError, match="as it was asked to"):
         fits.fit(model)
     model.fails = ""
     model.calls = 7

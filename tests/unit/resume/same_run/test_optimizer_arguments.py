@@ -311,7 +311,7 @@ def functions_of(function) -> dict:
 )
 def test_the_values_that_a_function_uses_are_recorded(function, values):
     found = functions_of(function)["schedule"]
-    found.pop("function of Schedule", None)  # what is no function is a value of the schedule
+    found.pop("function of Schedule", None)  # what is not a function is a value of the schedule
     assert found == {f"{name} of function of Schedule": text for name, text in values.items()}
 
 

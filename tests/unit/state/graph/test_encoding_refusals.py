@@ -258,7 +258,7 @@ def test_a_class_that_the_resumed_program_has_not_got_is_refused():
 
 @pytest.mark.parametrize("mode", ["w+", "r"])
 def test_a_memory_map_that_training_writes_is_named(tmp_path, mode):
-    """Its file is no part of a checkpoint. One that is only read stays as it is."""
+    """Its file is not a part of a checkpoint. One that is only read stays as it is."""
     np.memmap(tmp_path / "map", np.float32, "w+", shape=(4,)).flush()
     model = Thing(scores=np.memmap(tmp_path / "map", np.float32, mode, shape=(4,)))
     start = Start({"model": model})

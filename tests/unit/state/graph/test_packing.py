@@ -262,7 +262,7 @@ FORGERIES = {
     "numbers by bytes": ({"numbers": NUMBER}, torch.zeros(2, dtype=torch.uint8)),
     "one number many times": ({"numbers": NUMBER}, torch.ones(1).double().expand(10**7)),
     "a column twice": (LISTS | {"columns": [{"numbers": NUMBER}] * 2}, [1, 2]),
-    "scalars that are none": ({"scalars": [NUMBER]}, [1]),
+    "values that are not scalars": ({"scalars": [NUMBER]}, [1]),
     "modules": ({"kind": "object", "note": LINEAR, "columns": [SCALARS]}, [1]),
     "what would be done for each object": (
         {"kind": "object", "note": THING | {"names": ["a"], "order": []}, "columns": [SCALARS]},

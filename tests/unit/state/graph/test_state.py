@@ -490,7 +490,7 @@ def test_what_is_within_many_containers_is_saved(make, levels):
 
 
 def test_objects_return_to_the_state_of_a_moment():
-    """Of the start, or of one in between; what a resumed iteration of a loader needs."""
+    """The start, or a moment in between; what a resumed iteration of a loader needs."""
 
     def made():
         return mine(

@@ -271,7 +271,7 @@ def test_a_tensor_of_a_users_class_comes_back_as_one(attributes):
 
 
 def test_a_dataclass_has_the_attributes_that_it_had():
-    """One in a slot may have no value yet; one that is no field is kept."""
+    """One in a slot may have no value yet; one that is not a field is kept."""
     transition = object.__new__(Transition)
     object.__setattr__(transition, "y", [1])
     restored, _ = round_trip(transition)
@@ -371,7 +371,7 @@ def test_a_value_may_be_larger_than_what_reflection_saves(monkeypatch):
 
 
 def test_a_record_refers_to_objects_that_the_program_makes_again():
-    """By name, if they are no values, whatever they hold."""
+    """By name, if they are not values, whatever they hold."""
     known = {"model.plain": Plain(), "model.list": [1], "model.node": Node(1)}
     known["model.plain"].stream = (k for k in ())
     known["model.plain"].all = known

@@ -1,4 +1,4 @@
-"""Of the callbacks' states, what comes of training is compared."""
+"""A resume compares what training has changed in the callbacks' states."""
 
 import torch
 from pytorch_lightning import Callback
