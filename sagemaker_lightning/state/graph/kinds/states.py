@@ -582,8 +582,8 @@ def place_in_sequence(iterator: Any) -> tuple[Any, int | None] | None:
 def place_in_cycle(cycle: "itertools.cycle[Any]") -> tuple[Any, int | None] | None:
     """Return what a cycle yields in a round, and where it is; None if that is not known.
 
-    Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools). Of a range
-    in its first round, the rest may be all that is known.
+    Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools). For a
+    range in its first round, Python may know the rest alone.
     """
     parts = _parts_of_cycle(cycle)
     if parts is None or (type(parts[0]) is RANGE_ITERATOR and not parts[2]):
