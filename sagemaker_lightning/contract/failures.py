@@ -379,6 +379,12 @@ def written(failure_file: Path) -> str:
     return ""
 
 
+# A progress bar leaves its line open.
+AFTER_A_BAR = re.compile(
+    r"(?<=.)(?<!Exception Group )(?=(?:Exception Group )?Traceback \(most recent call last\):$)"
+)
+
+
 def last_error(stderr: str) -> tuple[str, str]:
     """Return (explanation, traceback) of the error that ends a program's stderr.
 
@@ -389,7 +395,9 @@ def last_error(stderr: str) -> tuple[str, str]:
     """
     # "[rank1]: " comes from torch, "  | " and "  +-+---" from an exception group.
     lines = [
-        re.sub(r"^\[rank\d+\]:\s?|^ *(\| ?|\+[-+ ]*)+", "", line) for line in stderr.splitlines()
+        part
+        for line in stderr.splitlines()
+        for part in AFTER_A_BAR.split(re.sub(r"^\[rank\d+\]:\s?|^ *(\| ?|\+[-+ ]*)+", "", line))
     ]
     starts = [
         number

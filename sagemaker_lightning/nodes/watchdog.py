@@ -181,7 +181,7 @@ class Watchdog:
         self.forks = forks
         self._send_to_hosts(HostMessage(ready=True, forks=forks))
         self._wait_until(lambda: all(peer.ready for peer in self.mesh.others.values()))
-        self.mesh.set_status("its program had just started")
+        self.mesh.set_status("its program had started")
         return self.reason
 
     @property

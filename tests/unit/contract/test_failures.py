@@ -331,7 +331,7 @@ SYNTAX = '  File "a/x.py", line 1\n    def f(:\nSyntaxError: invalid syntax'
             f"{TRACE}ValueError: one\ntwo",
         ),
         (
-            f"{TRACE}ValueError: one\nChild process with PID 7 terminated with code 1\n",
+            f"\r 50%|#{TRACE}ValueError: one\nChild process with PID 7 terminated with code 1\n",
             "ValueError: one",
             f"{TRACE}ValueError: one",
         ),

@@ -49,7 +49,7 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     assert "Name or service not known" in hosts.up["algo-2"].mesh.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
-    assert hosts.up["algo-1"].mesh.status == "its program had just started"
+    assert hosts.up["algo-1"].mesh.status == "its program had started"
     assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
 
     ended = hosts.work.submit(hosts.up["algo-1"].wait_until_all_are_done)

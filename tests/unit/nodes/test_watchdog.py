@@ -93,7 +93,7 @@ def test_who_waits_for_the_others_hears_why_the_job_ends():
     with watched(("algo-1", "algo-2")) as watch:
         watch.fail("boom", is_request=False)
         assert watch.wait_until_all_are_ready().why == "boom"
-        assert watch.mesh.sent.ready and watch.mesh.status == "its program had just started"
+        assert watch.mesh.sent.ready and watch.mesh.status == "its program had started"
         assert watch.wait_until_all_are_done().why == "boom"
         assert watch.mesh.sent.done and watch.mesh.status == "its program had ended well"
 
