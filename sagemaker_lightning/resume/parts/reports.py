@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import nn
+from torch.utils.data import IterableDataset
 from torchmetrics import MetricTracker
 
 from sagemaker_lightning.compat.model_parallel import fsdp_settings
@@ -63,6 +64,8 @@ from sagemaker_lightning.state.outside_process import OutsideState, hears_a_proc
 from sagemaker_lightning.state.package_variables import PackageVariables
 
 NUMBER = re.compile(r"\d+")
+OF_A_LOADER = re.compile(rf"({re.escape(TRAINING)}|{re.escape(VALIDATION)})\d+\.dataset")
+"""The name of the dataset of a DataLoader."""
 CALLED = *object_graph.CODE, functools.partial
 MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
@@ -511,13 +514,15 @@ class Reports:
         """Warn, once for each, of iterators whose position cannot be saved.
 
         These are a library's iterators other than files. The nodes of a validation begin again with
-        each one.
+        each one, and a DataLoader's dataset with each of its iterations.
         """
         for path, value in self.state.reached(object):
             is_half_done = object_graph.is_library_iterator(value) and not has_position(value)
             if is_half_done and any(path.startswith(f"{within}.") for within in self.reported):
                 continue
             if path.startswith(VALIDATION) and object_graph.is_of_pipeline(type(value)):
+                continue
+            if isinstance(value, IterableDataset) and OF_A_LOADER.fullmatch(path):
                 continue
             if is_half_done and not has_state(value) and path not in self.reported:
                 kind = class_name(type(value)).removeprefix("builtins.")

@@ -37,7 +37,7 @@ from torch import nn
 from torch.distributed import HashStore
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import SGD
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import MeanMetric, MetricTracker
 from untrained import resumed
@@ -59,6 +59,7 @@ from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state import object_graph
 
 # What is said -------------------------------------------------------------------------------------
 
@@ -557,6 +558,23 @@ def test_an_iterator_is_reported_once(capsys):
 
 BATCHES = iter(DataLoader(range(4)))
 next(BATCHES)
+
+
+def test_a_loaders_dataset_that_is_an_iterator_begins_again_with_each_epoch(monkeypatch, capsys):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            raise StopIteration
+
+    is_one = object_graph.is_library_iterator  # as litdata's StreamingDataset is one
+    monkeypatch.setattr(
+        object_graph, "is_library_iterator", lambda value: is_one(value) or type(value) is Stream
+    )
+    assert told(capsys, state_of(train=DataLoader(Stream()))) == []
+    (line,) = told(capsys, state_of(Model(stream=Stream()), train=DataLoader(Stream())))
+    assert line.startswith("model.stream is a ")
 
 
 class Draws(LightningModule):
