@@ -121,7 +121,7 @@ class Redrawn(UnplacedLoader):
         self.pools = PoolDraws()
         self.source: Any = None
         stays = any(getattr(each, "persistent_workers", False) for each in self.data_loaders)
-        if stays and not self.own and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
+        if stays and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
                 f"persistent_workers: the workers of {self.name} start over with each epoch, so "
                 "that an epoch can be resumed, and so do their counters; to keep both, "
