@@ -122,7 +122,7 @@ class Program:
         file = folder / "program.py"
         file.write_text(code)
         self.process = subprocess.Popen(
-            [sys.executable, file, *arguments],
+            [sys.executable, "-Wignore::DeprecationWarning", file, *arguments],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
