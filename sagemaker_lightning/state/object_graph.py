@@ -777,6 +777,8 @@ def is_code(value: Any) -> bool:
     """Return whether a variable of a module or a class has a function, a class or a module."""
     if owner_of_method(value) is not None:
         return False
+    if isinstance(value, functools.partial):  # from Python 3.13 on, it has `__get__`, too
+        return False
     return isinstance(value, CODE) or hasattr(type(value), "__get__")
 
 

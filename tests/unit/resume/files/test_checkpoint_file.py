@@ -98,7 +98,8 @@ def test_a_file_of_another_program_is_whole_if_torch_can_read_it(tmp_path: Path)
     path.write_bytes(b"\x80\x02")  # the beginning of a file of an old torch
     assert damage(path) == "cannot be read (EOFError)"
     torch.save({"folder": tmp_path}, path)
-    assert damage(path) == "cannot be read (there is a pathlib.PosixPath in it)"
+    folder = f"{type(tmp_path).__module__}.PosixPath"  # another one from Python 3.13 on
+    assert damage(path) == f"cannot be read (there is a {folder} in it)"
 
 
 def test_a_model_that_lightning_saves_has_a_checksum_and_is_not_resumed_from(tmp_path: Path):
@@ -216,7 +217,7 @@ def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: P
     ("hyperparameters", "says"),
     [
         ({"sizes": [1, (2.0, None)], "name": "x"}, ""),
-        ({"folder": Path("x")}, r"there is a pathlib\.PosixPath in it"),
+        ({"folder": Path("x")}, r"there is a pathlib\.(_local\.)?PosixPath in it"),
         ({"size": 10**700}, r"Unsupported operand \d+"),
     ],
 )
