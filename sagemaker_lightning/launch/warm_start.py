@@ -159,10 +159,10 @@ def imports_fail(modules: list[str]) -> str:
 
 
 def threads_at_start() -> str:
-    """Return that this process has had threads before it imported anything; "" if it has none.
+    """Return a line if this process has threads before it imports anything; "" if it has none.
 
-    Such are of a `sitecustomize.py` that computes: threads of OpenMP are not there in a fork, which
-    waits for them for ever.
+    They are those of a `sitecustomize.py` that computes: threads of OpenMP are not there in a fork,
+    which waits for them for ever.
     """
     more = len([*Path("/proc/self/task").iterdir()]) - 1
     return f"the interpreter's start has left threads ({more})" if more else ""

@@ -122,6 +122,8 @@ class Supervisor:
         """The PIDs of what the program has left running, and what was to end because of that."""
         self.heard: set[int] = set()
         """The PIDs of what had a handler of the signal when it got it."""
+        self.asked: set[int] = set()
+        """The PIDs of what is in sessions of their own and was asked to stop."""
         self.statuses: dict[int, int] = {}
         self.on_ignored: Callable[[str], None] = lambda line: None
         self.starting_aside = threading.Lock()
@@ -203,9 +205,7 @@ class Supervisor:
                 process.send_signal(signal.SIGCONT)
         rest = self._living_processes()
         if self.timers:
-            # What is in a session of its own has got no signal, but by the program.
-            own_sessions = [each for each in rest if not _is_in_group(each.pid, self.child.pid)]
-            _send(own_sessions, signal.SIGTERM)
+            self._ask_own_sessions(rest, self.child.pid)
         elif rest:
             self.left.update(process.pid for process in rest)
             self._stop(signal.SIGTERM, REST_IS_KILLED)
@@ -253,6 +253,7 @@ class Supervisor:
         self.child = self.grace = None
         self.left.clear()
         self.heard.clear()
+        self.asked.clear()
         while self.timers:
             self.timers.pop().cancel()
         if self.stop_signal:
@@ -358,6 +359,20 @@ class Supervisor:
             args = later, number, catching
             threading.Thread(target=_send_later, args=args, daemon=True).start()
 
+    def _ask_own_sessions(self, processes: Iterable[psutil.Process], group: int) -> None:
+        """Send SIGTERM, once, to what has a session of its own.
+
+        The signal that the program's group has got did not reach it, unless the program has passed
+        it on.
+        """
+        new = [
+            process
+            for process in processes
+            if process.pid not in self.asked and not _is_in_group(process.pid, group)
+        ]
+        _send(new, signal.SIGTERM)
+        self.asked.update(process.pid for process in new)
+
     def _end_orphans(self, child: int, is_deaf: Callable[[list[str]], bool]) -> None:
         """End what the job's program has left running, while a deaf process still waits for it.
 
@@ -370,7 +385,6 @@ class Supervisor:
             is_deaf: As in `Supervisor`.
         """
         ended: set[int] = set()  # processes that a deaf one has started, and does not ask for
-        asked: set[int] = set()
         kills_at = 0.0
         while child not in self.statuses:
             before, ended = ended, _unreaped_children(child, is_deaf)
@@ -381,9 +395,7 @@ class Supervisor:
                     if not is_deaf(command_line(process.pid))
                 ]
                 if self.timers:
-                    left = [each for each in left if not _is_in_group(each.pid, child)]
-                    _send([each for each in left if each.pid not in asked], signal.SIGTERM)
-                    asked.update(process.pid for process in left)
+                    self._ask_own_sessions(left, child)
                 else:
                     kills_at = kills_at or time.monotonic() + REST_IS_KILLED
                     self.left.update(process.pid for process in left)

@@ -71,7 +71,7 @@ def trainer_settings(trainer: Trainer) -> dict[str, object]:
 
 
 def describe(trainer: Trainer, flags: Mapping[str, object]) -> RunSettings:
-    """Return what a checkpoint says of its run, in plain values.
+    """Return the settings that identify a run, in plain values.
 
     Args:
         trainer: Lightning's trainer.

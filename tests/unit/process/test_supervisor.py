@@ -580,7 +580,10 @@ if os.fork():
 os.setsid()
 
 def save(*_):
-    time.sleep(0.2)  # a second signal would come now
+    with Path("heard").open("a") as file:
+        file.write("x")
+    os.close(1)  # what waits for the output ends, while this saves
+    time.sleep(0.5)
     with Path("saved").open("a") as file:
         file.write("x")
     os._exit(0)
@@ -602,6 +605,7 @@ def test_a_session_of_its_own_hears_a_stop_while_a_deaf_process_waits_for_it(tmp
         stop_once_ready(tmp_path)
         supervisor.run([sys.executable, "-S", "driver.py"], cwd=tmp_path)
     assert (tmp_path / "saved").read_text() == "x" and not supervisor.has_killed
+    assert (tmp_path / "heard").read_text() == "x"
 
 
 def test_what_is_started_aside_outlives_the_program_and_may_start_the_next_one(tmp_path):
